@@ -85,6 +85,11 @@ def files_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() or path.is_symlink()}
 
 
+def manifest(source: Path) -> dict[str, Any]:
+    """pyproject.toml."""
+    return tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def version_of(source: Path) -> str:
     """The version that the package has."""
     found = re.search(
@@ -113,7 +118,7 @@ def check_version(source: Path) -> str:
 
 def npm_manifest(source: Path, names: Iterable[str]) -> dict[str, Any]:
     """package.json of shaderlm.js."""
-    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = manifest(source)["project"]
     return {
         "name": "shaderlm",
         "version": version_of(source),
@@ -149,7 +154,7 @@ Use the version of `shaderlm.js` that wrote the folder: an export has a copy of 
 
 def npm_package(source: Path, target: Path, seconds: int) -> Path:
     """The npm package: the script with what it imports, types and licences. The same bytes as often as it is made."""
-    assets = {path.name: path.read_bytes() for path in sorted((source / ASSETS).iterdir())}
+    assets = {name: (source / ASSETS / name).read_bytes() for name in files_below(source / ASSETS)}
     files = {**assets, "LICENSE": (source / "LICENSE").read_bytes(), "README.md": NPM_README.encode()}
     files["package.json"] = (json.dumps(npm_manifest(source, assets), indent=2) + "\n").encode()
     package = target / f"shaderlm-{version_of(source)}.tgz"
@@ -165,12 +170,11 @@ def npm_package(source: Path, target: Path, seconds: int) -> Path:
     return package
 
 
-def build(python: Path, source: Path, target: Path, seconds: int) -> list[Path]:
-    """sdist, wheel and npm package of a folder with sources; hatchling is in the environment of `python`."""
-    target.mkdir()
+def build(python: Path, source: Path, target: Path, seconds: int, *kinds: str) -> list[Path]:
+    """What hatchling builds of a folder with sources: these kinds, or all. It is in the environment of `python`."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(seconds), "PYTHONPATH": ""}
-    run([python, "-m", "hatchling", "build", "-d", target], source, environment)
-    npm_package(source, target, seconds)
+    chosen = [word for kind in kinds for word in ("-t", kind)]
+    run([python, "-m", "hatchling", "build", "-d", target, *chosen], source, environment)
     return sorted(target.iterdir())
 
 
@@ -204,7 +208,7 @@ def check_wheel(wheel: Path, source: Path) -> None:
         licence = files.read(f"{info}/licenses/LICENSE")
     if licence != (source / "LICENSE").read_bytes():
         raise ReleaseError(f"{wheel.name}: the licence is not LICENSE")
-    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = manifest(source)["project"]
     expected = {"Name": project["name"], "Version": version, "License-Expression": project["license"]}
     expected |= {"License-File": "LICENSE", "Requires-Python": project["requires-python"]}
     for key, value in expected.items():
@@ -218,8 +222,7 @@ def check_wheel(wheel: Path, source: Path) -> None:
 
 def check_sdist(sdist: Path, source: Path) -> None:
     """All that is needed to build, test and read, and nothing that is not in the commit."""
-    chosen = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
-    included = chosen["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    included = manifest(source)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     missing = [name for name in included if not (source / name).exists()]
     if missing:
         raise ReleaseError(f"pyproject.toml includes {', '.join(missing)} in the sdist, which does not exist")
@@ -406,7 +409,7 @@ def _serve(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -
 
 
 def check_installed(
-    version: str, name: str, wheel: Path, readme: str, work: Path
+    version: str, name: str, wheel: Path, extras: Iterable[str], readme: str, work: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Install the wheel with this interpreter and use it; the packages without extras, and with them."""
     folder = work / f"python{version}"
@@ -417,8 +420,7 @@ def check_installed(
     code = "import pkgutil, shaderlm, shaderlm.cli; print(shaderlm.__version__)"
     run([python, "-c", code], folder, clean(folder))
     needed = packages(python)
-    extras = f"shaderlm[serve,structured] @ {wheel.as_uri()}"
-    pip(python, "install", "--quiet", extras)
+    pip(python, "install", "--quiet", f"shaderlm[{','.join(extras)}] @ {wheel.as_uri()}")
     pip(python, "check")
     used = folder / "use"
     used.mkdir()
@@ -438,22 +440,24 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         version = check_version(source)
         say(f"Building shaderlm {version} twice")
         python = make_environment(sys.executable, work / "hatchling")
-        pip(
-            python,
-            "install",
-            "--quiet",
-            *tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"],
-        )
+        pip(python, "install", "--quiet", *manifest(source)["build-system"]["requires"])
         built = build(python, source, work / "dist", seconds)
+        npm = npm_package(source, work / "dist", seconds)
         (work / "elsewhere").mkdir()
         export(root, work / "elsewhere")
-        check_equal(built, build(python, work / "elsewhere", work / "again", seconds))
-        wheel, sdist, npm = (next(p for p in built if p.name.endswith(end)) for end in (".whl", ".tar.gz", ".tgz"))
+        again = build(python, work / "elsewhere", work / "again", seconds)
+        check_equal([*built, npm], [*again, npm_package(work / "elsewhere", work / "again", seconds)])
+        wheel, sdist = (next(path for path in built if path.name.endswith(end)) for end in (".whl", ".tar.gz"))
         say("Contents, licences and metadata")
         check_wheel(wheel, source)
         check_sdist(sdist, source)
         check_npm(npm, source)
+        with tarfile.open(sdist) as files:
+            files.extractall(work / "unpacked", filter="data")
+        from_sdist = build(python, work / "unpacked" / f"shaderlm-{version}", work / "third", seconds, "wheel")
+        check_equal([wheel], from_sdist)
         readme = (source / "README.md").read_text(encoding="utf-8")
+        extras = sorted(manifest(source)["project"]["optional-dependencies"].keys() - {"dev"})
         bills = []
         for each in pythons:
             interpreter = find_python(each)
@@ -461,7 +465,7 @@ def release(root: Path, pythons: Sequence[str]) -> None:
                 say(f"not run: Python {each}, there is no interpreter")
                 continue
             say(f"Python {each}: a clean environment, imports without extras, the README's commands")
-            bills.append(check_installed(each, interpreter, wheel, readme, work))
+            bills.append(check_installed(each, interpreter, wheel, extras, readme, work))
         if not bills:
             raise ReleaseError(f"there is no interpreter of {', '.join(pythons)} to install the wheel with")
         bill = bill_of_materials(version, wheel, *bills[0], seconds)
@@ -477,7 +481,7 @@ def release(root: Path, pythons: Sequence[str]) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="./dev release", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="./dev release", description="Build and check what is published, into dist/.")
     parser.add_argument("--python", action="append", metavar="3.N", help=f"instead of {', '.join(PYTHONS)}; repeatable")
     options = parser.parse_args()
     try:

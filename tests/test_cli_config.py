@@ -49,14 +49,6 @@ def inner(**options: object) -> None:
 
 
 config.configure(small)
-FILE = """
-[outer]
-size = 2
-[outer.inner-most]
-temperature = 0.5
-max_tokens = 7
-off = true
-"""
 
 
 def run(tmp_path: Path, text: str, *arguments: str, **environment: str) -> SimpleNamespace:
@@ -86,6 +78,14 @@ def test_values_of_every_kind(tmp_path: Path) -> None:
     assert (values["form"], values["max_tokens"]) == ("jsonl", 9)
     assert run(tmp_path, text, "outer", "inner-most", "--json").values["form"] == "json"
     assert run(tmp_path, '[outer.inner-most]\nstop = "a b"', "outer", "inner-most").values["stops"] == ["a b"]
+
+
+def test_variables_of_every_kind(tmp_path: Path) -> None:
+    words = {"ON": "0", "STOP": "a b", "TWO": "1 x", "JSONL": "1", "MAX_TOKENS": ""}
+    variables = {f"SHADERLM_OUTER_INNER_MOST_{name}": word for name, word in words.items()}
+    values = run(tmp_path, "", "outer", "inner-most", **variables).values
+    assert (values["switch"], values["stops"], values["two"]) == (False, ["a", "b"], ["1", "x"])
+    assert (values["form"], values["max_tokens"]) == ("jsonl", 64)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,32 @@ def test_a_wrong_wheel_is_refused(
         release.check_wheel(wheel(source, tmp_path / "wrong.whl", change), source)
 
 
+def test_an_sdist_has_what_the_commit_has(source: Path, tmp_path: Path) -> None:
+    for name in ("tests", "docs"):
+        (source / name).mkdir()
+        (source / name / "a.md").touch()
+    for name in ("dev", "CONTRIBUTING.md", "SECURITY.md", ".gitignore"):
+        (source / name).touch()
+    (source / "outside.txt").touch()
+    folder = f"shaderlm-{release.version_of(source)}"
+
+    def sdist(*left_out: str) -> Path:
+        names = release.files_below(source) - {"outside.txt", *left_out} | {"PKG-INFO"}
+        (source / "PKG-INFO").touch()
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+            for name in sorted(names):
+                archive.add(source / name, f"{folder}/{name}")
+        (source / "PKG-INFO").unlink()
+        return tmp_path / "a.tar.gz"
+
+    release.check_sdist(sdist(), source)
+    with pytest.raises(ReleaseError, match=r"tests/a\.md is missing"):
+        release.check_sdist(sdist("tests/a.md"), source)
+    (source / "docs").rename(source / "documents")
+    with pytest.raises(ReleaseError, match=r"includes docs in the sdist, which does not exist"):
+        release.check_sdist(sdist(), source)
+
+
 def test_the_npm_package_is_the_same_twice_and_complete(source: Path, tmp_path: Path) -> None:
     packages = []
     for name in ("one", "two"):
