@@ -794,7 +794,8 @@ WIDE = {
             "content": f"{RICH}\n{'y' * 300}\n\n```\n{'z' * 300}\n```\n\n{CODE}{WIDE_TABLE}",
             "model": "m" * 100,
             "thoughts": "t" * 200,
-            "figures": {"firstToken": 1234, "rate": 55.5, "tokens": 12345},
+            "figures": {"firstToken": 1234, "rate": 55.5, "tokens": 12345, "used": 123456, "context": 131072},
+            "leftOut": 1234,
             "ended": "length",
         },
     ],
@@ -899,7 +900,18 @@ def test_text_can_be_read(show: Show, scheme: str) -> None:
         ".actions button",
     ]
     read += ["#send", "#open-settings", ".nav-foot p", ".code-head span", "th", "td", "dialog label", "dialog .soft"]
-    read += ["#new", "summary", ".markdown h3", ".comment", ".string", ".number", ".keyword"]
+    read += [
+        "#new",
+        ".left-out",
+        "#context-name",
+        "#context-text",
+        "summary",
+        ".markdown h3",
+        ".comment",
+        ".string",
+        ".number",
+        ".keyword",
+    ]
     found = browser.run(f"{CONTRAST}({json.dumps(read)})")
     assert {selector for selector, _, _ in found} == set(read)
     assert [entry for entry in found if entry[2] < 4.5] == []
