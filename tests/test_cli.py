@@ -23,6 +23,7 @@ from shaderlm import __version__
 from shaderlm.bench import comparisons, measure, report
 from shaderlm.cli import app, main
 from shaderlm.cli.bench import OPS
+from shaderlm.cli.commands import SUMMARIES
 from shaderlm.cli.interrupts import LostInterrupts
 from shaderlm.cli.options import with_flags
 from shaderlm.compile.roofline import Roofline, uses_matrix_units
@@ -55,6 +56,20 @@ def test_the_summaries_of_commands_are_whole_sentences() -> None:
         listed = done.stdout.split("Commands:")[1]
         assert "..." not in listed
         assert all(line.endswith(".") for line in listed.strip().splitlines())
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = "import sys; from shaderlm.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    listed, modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.rsplit("\n", 2)[:2]
+    assert "generate" in listed
+    assert not {f"shaderlm.cli.{name}" for name in ("generate", "serve", "bench", "batch")} & set(modules.split())
+    assert "numpy" not in modules.split()
+    for name, summary in SUMMARIES.items():
+        context = click.Context(app.commands[name])
+        assert summary == app.commands[name].get_short_help_str(limit=100)
+        assert app.commands[name].get_help(context).splitlines()[2].strip() == summary
 
 
 def test_python_keywords_in_messages_become_flags() -> None:

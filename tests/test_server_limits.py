@@ -842,7 +842,7 @@ def test_a_wrong_model_ends_the_command_before_it_listens(tmp_path: Path) -> Non
     broken.write_text("{% if %}")
     plain = write_tiny_llama(tmp_path / "plain.gguf", metadata={"llama.klingon": 7})
     for options, words in (
-        (("-m", "smolm2-135m"), "did you mean smollm2-135m?"),
+        (("-m", "smolm2-135m"), "did you mean smollm2-135m"),
         (("-m", tmp_path / "none.gguf"), "does not exist"),
         (("-m", plain), "llama.klingon is 7"),
         (("-m", plain, "--chat-template-file", broken), f"--chat-template-file {broken} is broken: "),

@@ -1,6 +1,6 @@
 """The command line. Thin: each command checks its arguments, calls one package, and prints.
 
-Modules here import heavy things inside their functions, so that `shaderlm --help` is quick.
+Modules here import heavy things inside their functions, and only the command that is run is imported.
 """
 
 from __future__ import annotations
@@ -15,28 +15,14 @@ import click
 
 from ..errors import InputError, ShaderlmError
 from ..version import __version__
-from .arguments import CommandGroup
-from .batch import batch
-from .bench import bench
-from .chat import chat
-from .completion import VARIABLE, complete_files, completion
+from .commands import App
+from .completion import VARIABLE, complete_files
 from .config import configure, name_source, use_file, with_source
-from .devices import devices
-from .export_web import export_web
-from .generate import generate
-from .info import info
 from .interrupts import LostInterrupts
-from .local_models import models, pull, rm
 from .options import with_flags
-from .plan import plan
-from .profile import profile
-from .run import run
-from .serve import serve
-from .tokenize import tokenize
-from .tune import tune
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
 @click.option(
     "--config",
@@ -50,10 +36,7 @@ def app(context: click.Context, config: str | None) -> None:
     use_file(context, config)
 
 
-COMMANDS = (run, generate, chat, serve, batch, export_web, tokenize, info, models, pull, rm)
-for command in (*COMMANDS, devices, plan, tune, bench, profile, completion):
-    app.add_command(command)
-configure(app)
+configure(app, below=False)  # those are configured when they are imported
 
 
 class _Messages(logging.Handler):

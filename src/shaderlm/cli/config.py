@@ -32,18 +32,14 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
     return {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
 
 
-def configure(command: click.Command, prefix: str = _PREFIX) -> None:
-    """Let a command, and those below it, take options from elsewhere: each has its variable of the environment."""
+def configure(command: click.Command, *names: str, below: bool = True) -> None:
+    """Let a command, and those `below` it, take options from elsewhere: each has its variable of the environment."""
     for name, option in reversed(options_of(command).items()):  # of two names the first
-        option.envvar = _variable(prefix, name)
+        option.envvar = "_".join((_PREFIX, *names, name)).upper().replace("-", "_")
     if command.callback is not None:
         command.callback = _with_values(command.callback)
-    for name, below in subcommands(command).items():
-        configure(below, _variable(prefix, name))
-
-
-def _variable(prefix: str, name: str) -> str:
-    return f"{prefix}_{name}".upper().replace("-", "_")
+    for name, each in subcommands(command).items() if below else ():
+        configure(each, *names, name)
 
 
 def subcommands(command: click.Command) -> Mapping[str, click.Command]:

@@ -1,0 +1,74 @@
+"""All commands by name. One is imported when it is run: a list of them needs their summaries alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+from .arguments import CommandGroup
+from .config import configure
+
+# What each does, as its help begins; and its module, where that has another name.
+SUMMARIES = {
+    "batch": "Run a file of requests, many at once.",
+    "bench": "Measure the speed of models, with the tests of llama-bench.",
+    "chat": "Chat with a model.",
+    "completion": "Print a script that completes words in a shell.",
+    "devices": "List the WebGPU adapters of this machine, the default first.",
+    "export-web": "Write a model as static files that browsers run.",
+    "generate": "Answer a prompt, or continue a text.",
+    "info": "Show what a model is, whether it runs, and how large it is.",
+    "models": "List the models that are kept here, and the short names.",
+    "plan": "Print the plans of a model: its kernels in their order.",
+    "profile": "Time every dispatch of a prefill and of decoding.",
+    "pull": "Fetch a model.",
+    "rm": "Remove a model, or what is left of its download.",
+    "run": "Chat with a model, or answer PROMPT and end.",
+    "serve": "Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.",
+    "tokenize": "Show the tokens of a text, or the text of tokens.",
+    "tune": "Find the fastest kernels for a model on this device.",
+}
+_MODULES = {"models": "local_models", "pull": "local_models", "rm": "local_models"}
+
+
+class App(CommandGroup):
+    """The group of all commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to them
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without a look at each."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
+class _Commands(Mapping[str, click.Command]):
+    """The commands of `shaderlm`, each imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in SUMMARIES:
+            raise KeyError(name)
+        if name not in self._imported:
+            attribute = name.replace("-", "_")
+            module = import_module(f".{_MODULES.get(name, attribute)}", __package__)
+            command: click.Command = getattr(module, attribute)
+            configure(command, name)
+            self._imported[name] = command
+        return self._imported[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in SUMMARIES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SUMMARIES)
+
+    def __len__(self) -> int:
+        return len(SUMMARIES)
