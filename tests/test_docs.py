@@ -242,6 +242,11 @@ def test_the_readme_has_the_numbers_of_its_chart() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for test, values in data["tests"]:
         assert f"| {test} | " + " | ".join(f"{value:,}" for value in values) + " |" in readme
+    rows = re.findall(r"^\| Llama-3\.[^|]+ \| ([\d,]+) \| ([\d,]+) \|$", readme, re.M)
+    assert len(rows) >= len(data["tests"])
+    all_numbers = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for ours, theirs in rows:
+        assert re.search(rf"^\| [^|]+ \| {ours} \| [\d,]+ \| {theirs} \|$", all_numbers, re.M), (ours, theirs)
 
 
 def test_the_size_of_the_model_is_the_same_everywhere() -> None:
