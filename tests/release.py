@@ -100,16 +100,20 @@ def version_of(source: Path) -> str:
 
 
 def check_version(source: Path) -> str:
-    """The version, which the changelog and the citation have, too."""
+    """The version, which the changelog and the citation have, too, with one date."""
     version = version_of(source)
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         raise ReleaseError(
             f"the version {version} is none to publish; expected one such as 0.1.0 in src/shaderlm/version.py"
         )
-    if f"## [{version}]" not in (source / "CHANGELOG.md").read_text(encoding="utf-8"):
-        raise ReleaseError(f"CHANGELOG.md has no section [{version}]")
-    if f"\nversion: {version}\n" not in (source / "CITATION.cff").read_text(encoding="utf-8"):
-        raise ReleaseError(f"CITATION.cff does not say version: {version}")
+    changes = (source / "CHANGELOG.md").read_text(encoding="utf-8")
+    title = re.search(rf"^## \[{re.escape(version)}\] - (\d{{4}}-\d\d-\d\d)$", changes, re.M)
+    if title is None:
+        raise ReleaseError(f"CHANGELOG.md has no section [{version}] with a date, such as: ## [{version}] - 2026-01-31")
+    citation = (source / "CITATION.cff").read_text(encoding="utf-8")
+    for line in (f"version: {version}", f"date-released: {title[1]}"):
+        if line not in citation.splitlines():
+            raise ReleaseError(f"CITATION.cff does not say {line}")
     return version
 
 

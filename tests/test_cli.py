@@ -94,6 +94,17 @@ def test_devices_lists_every_adapter() -> None:
         assert adapter.caps.backend in done.stdout
 
 
+def test_devices_without_a_gpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (software := [each for each in adapters() if each.caps.software]):
+        pytest.skip("there is no software adapter")
+    monkeypatch.setattr("shaderlm.gpu.adapters", lambda: software)
+    done = CliRunner().invoke(app, ["devices"])
+    assert done.exit_code == 0
+    assert "only software adapters" in done.stderr
+    assert "If there is a GPU, install its driver" in done.stderr
+    assert "mesa-vulkan-drivers" in done.stderr
+
+
 def test_devices_json() -> None:
     listed = json.loads(shaderlm("devices", "--json").out)
     assert [entry["name"] for entry in listed] == [adapter.caps.name for adapter in adapters()]

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 from shaderlm.cli import app
 from shaderlm.compile.execute import op_plan
+from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import Role
 from shaderlm.compile.plan_json import to_json
 from shaderlm.engine import LanguageModel
@@ -31,16 +32,21 @@ from shaderlm.formats.short_names import SHORT_NAMES
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy
 from shaderlm.graph import resolve
-from shaderlm.graph.fuse import FUSIONS
+from shaderlm.graph.batch import CONTEXTS
+from shaderlm.graph.fuse import FUSIONS, fuse
 from shaderlm.graph.ops import EPILOGUES, PROLOGUES
 from shaderlm.kernels import all_routes, choose
 from shaderlm.kernels.linear.formats import FORMATS
+from shaderlm.models.config import StepSpec
 from shaderlm.models.supported import ARCHITECTURES
+from shaderlm.runtime.sizes import cache_format
 from shaderlm.server.limits import Limits
 
+from .architectures import model
 from .checkpoints import names as checkpoint_names
 from .checkpoints import recorded
 from .oracles import ARCHITECTURES as ORACLES
+from .test_plan import CASES, SOFTWARE, plan_of
 from .test_structure import LAYERS
 from .tiers import runs_all
 
@@ -242,6 +248,28 @@ def test_the_readme_has_the_numbers_of_its_chart() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for test, values in data["tests"]:
         assert f"| {test} | " + " | ".join(f"{value:,}" for value in values) + " |" in readme
+    rows = re.findall(r"^\| Llama-3\.[^|]+ \| ([\d,]+) \| ([\d,]+) \|$", readme, re.M)
+    assert len(rows) >= len(data["tests"])
+    all_numbers = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for ours, theirs in rows:
+        assert re.search(rf"^\| [^|]+ \| {ours} \| [\d,]+ \| {theirs} \|$", all_numbers, re.M), (ours, theirs)
+
+
+def test_the_life_of_a_token_has_the_numbers_of_its_plans() -> None:
+    shape, options, large = CASES["smollm2-135m on a large GPU"]
+    made, config = model(shape, **options)
+    text = (ROOT / "docs" / "life-of-a-token.md").read_text(encoding="utf-8")
+    cases = (("large GPU", large, "fast"), ('large GPU, `precision="exact"`', large, "exact"))
+    for name, caps, precision in (*cases, ("software adapter", SOFTWARE, "fast")):
+        lowering = Lowering(caps, precision, None)
+        graphs = (
+            made.build(config, StepSpec(1, CONTEXTS[0], cache_format(caps), paged=False)),
+            made.head(config, 1, 1),
+        )
+        fused = [fuse(graph, None, lowering.unsupported_reason)[0] for graph in graphs]
+        dispatches = len(plan_of(made, config, caps, 1, precision=precision).program.steps)
+        nodes, fewer = (sum(len(graph.nodes) for graph in each) for each in (graphs, fused))
+        assert f"| {name} | {nodes} | {fewer} | {dispatches} |" in text
 
 
 def test_the_size_of_the_model_is_the_same_everywhere() -> None:

@@ -218,6 +218,12 @@ def test_a_prompt_beyond_the_context_says_what_helps(tiny: Path) -> None:
         model.generate("x" * 200)
 
 
+def test_a_prompt_that_is_not_counted_to_its_end_says_so(tiny: Path) -> None:
+    at_least = r"the prompt has at least [\d,]+ tokens, the context holds 128\..* use a model with a longer context"
+    with load(tiny, device="cpu") as model, pytest.raises(InputError, match=at_least):
+        model.generate("x" * 10_000_000)
+
+
 def test_a_wrong_context_is_an_error(tiny: Path) -> None:
     for context in (0, 129, 1.5, True):
         with pytest.raises(InputError, match="context must be a whole number from 1 to the model's 128"):

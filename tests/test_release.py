@@ -37,7 +37,10 @@ def source(tmp_path: Path) -> Path:
     (tree / release.ASSETS).mkdir(parents=True)
     for name in ("LICENSE", "README.md", "pyproject.toml", "CITATION.cff"):
         shutil.copy(ROOT / name, tree)
-    (tree / "CHANGELOG.md").write_text(f"# Changelog\n\n## [{release.version_of(ROOT)}]\n", encoding="utf-8")
+    released = re.search(r"^date-released: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    assert released
+    title = f"## [{release.version_of(ROOT)}] - {released[1]}\n"
+    (tree / "CHANGELOG.md").write_text(f"# Changelog\n\n{title}", encoding="utf-8")
     shutil.copy(ROOT / "src/shaderlm/version.py", tree / "src/shaderlm")
     for name in ("py.typed", "kernels/a.wgsl"):
         (tree / "src/shaderlm" / name).touch()
@@ -151,6 +154,18 @@ def test_a_version_that_is_none_to_publish(source: Path) -> None:
         release.check_version(source)
     version.write_text('__version__ = "7.0.0"\n')
     with pytest.raises(ReleaseError, match=r"CHANGELOG\.md has no section \[7\.0\.0\]"):
+        release.check_version(source)
+
+
+def test_the_changelog_and_the_citation_have_the_version_and_one_date(source: Path) -> None:
+    release.check_version(ROOT)
+    changes = source / "CHANGELOG.md"
+    text = changes.read_text(encoding="utf-8")
+    changes.write_text(re.sub(r"\d{4}-\d\d-\d\d", "2025-01-31", text), encoding="utf-8")
+    with pytest.raises(ReleaseError, match=r"CITATION\.cff does not say date-released: 2025-01-31"):
+        release.check_version(source)
+    changes.write_text(text.partition(" - ")[0] + "\n", encoding="utf-8")
+    with pytest.raises(ReleaseError, match="with a date"):
         release.check_version(source)
 
 

@@ -104,3 +104,4 @@ def devices(as_json: bool, report: bool) -> None:
         Console(stderr=True).print(
             "No GPU was found, only software adapters: kernels run right on them, but slowly.", style="yellow"
         )
+        print(f"If there is a GPU, install its driver:\n{WHAT_TO_INSTALL}", file=sys.stderr)

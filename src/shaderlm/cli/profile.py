@@ -88,6 +88,9 @@ def profile(
     _check_files([path for path in files.values() if path is not None])
     check(described(model)[1].context, prompt, generated, depth)
     adapter = open_adapter(device, "profiling", backend)
+    if adapter.caps.software:
+        words = "computes on the CPU: this may take minutes; -p 16 -n 2 -r 1 takes less"
+        print(f"shaderlm: {adapter.caps.name} {words}", file=sys.stderr)
     with load_any(model, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
         assert isinstance(loaded.runner, GpuRunner), "an open device runs it"
         counts = (prompt, generated, depth, repetitions)
