@@ -53,9 +53,9 @@ complete -o nosort -F %(complete_func)s %(prog_name)s 2>/dev/null || complete -F
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[Any]]:
         """Without what cannot be written between quotes as it is."""
         items = super().get_completions(args, incomplete)
-        return [
-            each for each in items if not self._is_quoted or each.type != "plain" or not _SPECIAL.search(each.value)
-        ]
+        if not self._is_quoted:
+            return items
+        return [each for each in items if each.type != "plain" or not _SPECIAL.search(each.value)]
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
         """The part that bash replaces."""
