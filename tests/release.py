@@ -32,8 +32,10 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parent.parent
 ASSETS = "src/shaderlm/web/assets/"
@@ -54,18 +56,22 @@ def say(text: str) -> None:
 
 def run(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> str:
     """What a command prints; ReleaseError with its last lines if it fails."""
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=cwd,
-        env=None if environment is None else dict(environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    shown = shlex.join(map(str, command))
+    try:
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=cwd,
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        raise ReleaseError(f"{shown} did not end within {LIMIT} s") from None
     if done.returncode:
         end = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise ReleaseError(f"{shlex.join(map(str, command))} ends with {done.returncode}:\n{end}")
+        raise ReleaseError(f"{shown} ends with {done.returncode}:\n{end}")
     return done.stdout
 
 
@@ -107,7 +113,7 @@ def check_version(source: Path) -> str:
             f"the version {version} is none to publish; expected one such as 0.1.0 in src/shaderlm/version.py"
         )
     if f"## [{version}]" not in (source / "CHANGELOG.md").read_text(encoding="utf-8"):
-        raise ReleaseError(f"CHANGELOG.md has no section [{version}]")
+        raise ReleaseError(f"CHANGELOG.md has no section [{version}]; give [Unreleased] this number and a date")
     if f"\nversion: {version}\n" not in (source / "CITATION.cff").read_text(encoding="utf-8"):
         raise ReleaseError(f"CITATION.cff does not say version: {version}")
     return version
@@ -216,8 +222,17 @@ def check_wheel(wheel: Path, source: Path) -> None:
             raise ReleaseError(f"{wheel.name}: {key} is {metadata[key]!r}, expected {value!r}")
     if "shaderlm/py.typed" not in package:
         raise ReleaseError("the package has no py.typed, so that its types are not seen")
-    if not metadata.get_all("Project-URL"):
-        say("note: there is no [project.urls] in pyproject.toml: no public address of the repository is known")
+    check_addresses(project.get("urls", {}), metadata.get_all("Project-URL") or [])
+
+
+def check_addresses(addresses: Mapping[str, str], written: Iterable[str]) -> None:
+    """[project.urls] of pyproject.toml is in the metadata, and is no placeholder."""
+    expected = {f"{name}, {address}" for name, address in addresses.items()}
+    _same("Project-URL", set(written), expected)
+    for name, address in addresses.items():
+        place = urlsplit(address)
+        if place.scheme != "https" or "." not in place.netloc or re.search(r"example|localhost", place.netloc):
+            raise ReleaseError(f"[project.urls]: {name} must be a public https address, got {address}")
 
 
 def check_sdist(sdist: Path, source: Path) -> None:
@@ -235,8 +250,8 @@ def check_sdist(sdist: Path, source: Path) -> None:
         _same(sdist.name, {name.removeprefix(folder) for name in files.getnames()}, expected)
 
 
-def check_npm(package: Path, source: Path) -> None:
-    """The script, what it imports and its types; Node can import it, where there is Node."""
+def check_npm(package: Path) -> list[str]:
+    """The script, what it imports and its types; npm installs it and Node imports it. What could not be checked."""
     with tarfile.open(package) as files:
         names = set(files.getnames())
         texts = {
@@ -249,20 +264,19 @@ def check_npm(package: Path, source: Path) -> None:
         for imported in re.findall(r'(?:from|import)\s*\(?\s*["\']\./([\w.-]+)["\']', text):
             if f"package/{imported}" not in names:
                 raise ReleaseError(f"{package.name}: {name} imports {imported}, which is not there")
-    node = shutil.which("node")
-    if node is None:
-        say("note: there is no node: the npm package was not imported")
-        return
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        return ["the npm package was not installed: there is no Node with npm"]
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(package) as files:
-            files.extractall(folder, filter="data")
-        modules = Path(folder) / "node_modules"
-        modules.mkdir()
-        (Path(folder) / "package").rename(modules / "shaderlm")
+        run(
+            [npm, "install", "--offline", "--no-audit", "--no-fund", "--prefix", folder, package.absolute()],
+            Path(folder),
+        )
         code = 'import * as shaderlm from "shaderlm"; console.log(typeof shaderlm.load)'
         printed = run([node, "--input-type=module", "-e", code], Path(folder)).strip()
         if printed != "function":
             raise ReleaseError(f"{package.name}: load is {printed} in Node, expected a function")
+    return []
 
 
 # Clean environments ----------------------------------------------------------------------------------------
@@ -288,8 +302,9 @@ def make_environment(python: str, folder: Path) -> Path:
 
 
 def clean(folder: Path) -> dict[str, str]:
-    """Variables for a clean environment: nothing of this tree, and no options of the user."""
-    names = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    """Variables for a clean environment: nothing of this tree, and no options of the user. Downloads are shared."""
+    others = ("PYTHON", "VIRTUAL_ENV", "SHADERLM_")
+    names = {n: value for n, value in os.environ.items() if not n.startswith(others) or n == "SHADERLM_CACHE"}
     return names | {"SHADERLM_CONFIG": os.devnull, "SHADERLM_STATE": str(folder / "state"), "PIP_NO_INPUT": "1"}
 
 
@@ -297,6 +312,26 @@ def pip(python: Path, *arguments: str | Path) -> str:
     """pip in the environment of `python`."""
     command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
     return run(command, python.parent, clean(python.parent))
+
+
+_IMPORT_ALL = """
+import importlib, pkgutil, sys, shaderlm
+from shaderlm.errors import ShaderlmError
+for module in pkgutil.walk_packages(shaderlm.__path__, "shaderlm."):
+    try:
+        importlib.import_module(module.name)
+    except (ImportError, ShaderlmError) as problem:
+        lacks = str(getattr(problem, "name", None)).partition(".")[0]
+        if lacks not in sys.argv[1:] and "shaderlm[" not in str(problem):
+            sys.exit(f"{module.name}: {problem}")
+print(shaderlm.__version__)
+"""
+
+
+def import_all(python: Path, extras: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """Every module is imported, or lacks a package of an extra, without which its command says what to install."""
+    names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in chain(*extras.values())} - {"shaderlm"}
+    run([python, "-c", _IMPORT_ALL, *sorted(names)], folder, clean(folder))
 
 
 _LIST = """
@@ -319,9 +354,12 @@ def packages(python: Path) -> dict[str, dict[str, Any]]:
 
 
 def bill_of_materials(
-    version: str, wheel: Path, needed: Mapping[str, Any], optional: Mapping[str, Any], seconds: int
+    version: str, wheel: Path, needed: Mapping[str, Any], optional: Mapping[str, Any], seconds: int, hatchling: str
 ) -> dict[str, Any]:
-    """CycloneDX 1.6: the wheel, and the packages that it needs or may use, as they were installed for the checks."""
+    """CycloneDX 1.6: the wheel, and the packages that it needs or may use, as they were installed for the checks.
+
+    hatchling: its version, with which the same bytes can be built again.
+    """
 
     def component(each: Mapping[str, Any], scope: str) -> dict[str, Any]:
         purl = f"pkg:pypi/{each['name'].lower().replace('_', '-')}@{each['version']}"
@@ -341,7 +379,11 @@ def bill_of_materials(
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
         "version": 1,
-        "metadata": {"timestamp": datetime.fromtimestamp(seconds, UTC).isoformat(), "component": own},
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(seconds, UTC).isoformat(),
+            "tools": {"components": [{"type": "application", "name": "hatchling", "version": hatchling}]},
+            "component": own,
+        },
         "components": components,
         "dependencies": [{"ref": own["bom-ref"], "dependsOn": [each["bom-ref"] for each in components]}],
     }
@@ -363,8 +405,8 @@ def readme_commands(text: str) -> list[list[str]]:
     return [each for i, each in enumerate(words) if each not in words[:i]]
 
 
-def check_readme(python: Path, text: str, folder: Path) -> None:
-    """Run them in an empty folder, with the files that they name."""
+def check_readme(python: Path, text: str, folder: Path) -> list[str]:
+    """Run them in an empty folder, with the files that they name. What did not run, and why."""
     environment = clean(folder)
     environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
     model = run(["shaderlm", "pull", "smollm2-135m"], folder, environment).strip()
@@ -376,16 +418,18 @@ def check_readme(python: Path, text: str, folder: Path) -> None:
     code = "import sys; from shaderlm.gpu import adapters; found = adapters(); "
     code += "sys.exit(not found or found[0].caps.software)"
     gpu = subprocess.run([python, "-c", code], env=environment, capture_output=True).returncode == 0
+    left_out = []
     for words in readme_commands(text):
         shown = shlex.join(words)
         if words[1] in NEED_A_GPU and not gpu:
-            print(f"   not run, there is no GPU: {shown}", flush=True)
+            left_out.append(f"not run, there is no GPU: {shown}")
             continue
         if words[1] == "serve":
             _serve([*words, "--port", "0"], folder, environment)
         else:
             run(words, folder, environment)
         print(f"   {shown}", flush=True)
+    return left_out
 
 
 def _serve(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
@@ -409,23 +453,22 @@ def _serve(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -
 
 
 def check_installed(
-    version: str, name: str, wheel: Path, extras: Iterable[str], readme: str, work: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Install the wheel with this interpreter and use it; the packages without extras, and with them."""
+    version: str, name: str, wheel: Path, extras: Mapping[str, Sequence[str]], readme: str, work: Path
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Install the wheel with this interpreter and use it: packages without extras, with them, and what did not run."""
     folder = work / f"python{version}"
     folder.mkdir()
     python = make_environment(name, folder / "environment")
     pip(python, "install", "--quiet", wheel)
     pip(python, "check")
-    code = "import pkgutil, shaderlm, shaderlm.cli; print(shaderlm.__version__)"
-    run([python, "-c", code], folder, clean(folder))
+    import_all(python, extras, folder)
     needed = packages(python)
     pip(python, "install", "--quiet", f"shaderlm[{','.join(extras)}] @ {wheel.as_uri()}")
     pip(python, "check")
     used = folder / "use"
     used.mkdir()
-    check_readme(python, readme, used)
-    return needed, packages(python)
+    left_out = check_readme(python, readme, used)
+    return needed, packages(python), left_out
 
 
 def release(root: Path, pythons: Sequence[str]) -> None:
@@ -451,24 +494,30 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         say("Contents, licences and metadata")
         check_wheel(wheel, source)
         check_sdist(sdist, source)
-        check_npm(npm, source)
+        notes = check_npm(npm)
+        project = manifest(source)["project"]
+        if not project.get("urls"):
+            notes.append("pyproject.toml has no [project.urls]: links of the README lead nowhere on PyPI")
         with tarfile.open(sdist) as files:
             files.extractall(work / "unpacked", filter="data")
         from_sdist = build(python, work / "unpacked" / f"shaderlm-{version}", work / "third", seconds, "wheel")
         check_equal([wheel], from_sdist)
         readme = (source / "README.md").read_text(encoding="utf-8")
-        extras = sorted(manifest(source)["project"]["optional-dependencies"].keys() - {"dev"})
+        extras = {name: each for name, each in sorted(project["optional-dependencies"].items()) if name != "dev"}
         bills = []
         for each in pythons:
             interpreter = find_python(each)
             if interpreter is None:
-                say(f"not run: Python {each}, there is no interpreter")
+                notes.append(f"not run: Python {each}, there is no interpreter")
                 continue
             say(f"Python {each}: a clean environment, imports without extras, the README's commands")
-            bills.append(check_installed(each, interpreter, wheel, extras, readme, work))
+            needed, used, left_out = check_installed(each, interpreter, wheel, extras, readme, work)
+            bills.append((needed, used))
+            notes += left_out
         if not bills:
             raise ReleaseError(f"there is no interpreter of {', '.join(pythons)} to install the wheel with")
-        bill = bill_of_materials(version, wheel, *bills[0], seconds)
+        tool = packages(python)["hatchling"]["version"]
+        bill = bill_of_materials(version, wheel, *bills[0], seconds, tool)
         (work / "dist" / f"shaderlm-{version}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
         written = sorted((work / "dist").iterdir())
         sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in written)
@@ -477,6 +526,8 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         shutil.copytree(work / "dist", root / "dist")
         say("dist/ has")
         print(sums, end="")
+        for note in dict.fromkeys(notes):
+            say(f"note: {note}")
 
 
 def main() -> None:
