@@ -143,29 +143,24 @@ def test_npm_installs_the_package(source: Path, tmp_path: Path) -> None:
 
 
 def test_an_sdist_has_what_the_commit_has(source: Path, tmp_path: Path) -> None:
-    for name in ("tests", "docs"):
-        (source / name).mkdir()
-        (source / name / "a.md").touch()
-    for name in ("dev", "CONTRIBUTING.md", "SECURITY.md", ".gitignore"):
-        (source / name).touch()
-    (source / "outside.txt").touch()
+    """Also what begins with a point, which tests read."""
+    (source / ".github").mkdir()
+    (source / ".github/form.yml").touch()
     folder = f"shaderlm-{release.version_of(source)}"
 
-    def sdist(*left_out: str) -> Path:
-        names = release.files_below(source) - {"outside.txt", *left_out} | {"PKG-INFO"}
-        (source / "PKG-INFO").touch()
+    def sdist(*left_out: str, more: str = "PKG-INFO") -> Path:
         with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-            for name in sorted(names):
+            for name in sorted(release.files_below(source) - {*left_out}):
                 archive.add(source / name, f"{folder}/{name}")
-        (source / "PKG-INFO").unlink()
+            for name in {"PKG-INFO", more}:
+                archive.addfile(tarfile.TarInfo(f"{folder}/{name}"))
         return tmp_path / "a.tar.gz"
 
     release.check_sdist(sdist(), source)
-    with pytest.raises(ReleaseError, match=r"tests/a\.md is missing"):
-        release.check_sdist(sdist("tests/a.md"), source)
-    (source / "docs").rename(source / "documents")
-    with pytest.raises(ReleaseError, match=r"includes docs in the sdist, which does not exist"):
-        release.check_sdist(sdist(), source)
+    with pytest.raises(ReleaseError, match=r"\.github/form\.yml is missing"):
+        release.check_sdist(sdist(".github/form.yml"), source)
+    with pytest.raises(ReleaseError, match=r"notes\.txt does not belong there"):
+        release.check_sdist(sdist(more="notes.txt"), source)
 
 
 def test_the_npm_package_is_the_same_twice_and_complete(source: Path, tmp_path: Path) -> None:
