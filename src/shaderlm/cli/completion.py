@@ -21,7 +21,7 @@ _SPECIAL = re.compile(r"[^\w./:@%+=,-]")
 class Bash(BashComplete):
     """Bash takes `hf:ORG/REPO` for three words, of which it replaces the last, and `--model=NAME` for three, too."""
 
-    # bash 3.2 has no compopt and no nosort: there it completes fewer files, and sorts.
+    # Before bash 4.4 there is no nosort, and in 3.2, which macOS has, no compopt: files are where nothing else is.
     source_template = """\
 %(complete_func)s() {
     local IFS=$'\\n' line
@@ -34,7 +34,8 @@ class Bash(BashComplete):
         esac
     done < <(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" %(complete_var)s=bash_complete "$1")
 }
-complete -o nosort -F %(complete_func)s %(prog_name)s 2>/dev/null || complete -F %(complete_func)s %(prog_name)s
+complete -o nosort -F %(complete_func)s %(prog_name)s 2>/dev/null ||
+    complete -o default -F %(complete_func)s %(prog_name)s
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -85,7 +86,7 @@ def completion(shell: str) -> None:
     Words are commands, options, their values, files and names of models.
 
     \b
-    bash  echo 'source <(shaderlm completion bash)' >> ~/.bashrc
+    bash  echo 'eval "$(shaderlm completion bash)"' >> ~/.bashrc
     zsh   echo 'source <(shaderlm completion zsh)' >> ~/.zshrc
     fish  shaderlm completion fish > ~/.config/fish/completions/shaderlm.fish
     """
