@@ -65,7 +65,14 @@ def test_what_pip_says_is_shown_when_it_fails(tmp_path: Path) -> None:
     done = setup(tmp_path, 3)
     assert done.returncode == 3
     assert done.stderr.startswith("pip says a lot\npip warns\ndev: pip could not install what pyproject.toml names")
+    assert "a package index that pip is configured for" in done.stderr
     assert not (tmp_path / ".venv" / ".installed").exists(), "the next run tries again"
+
+
+def test_the_installer_that_fails_is_named(tmp_path: Path) -> None:
+    done = setup(tmp_path, 3, uv=True)
+    assert (done.returncode, "dev: uv could not install" in done.stderr) == (3, True)
+    assert "a package index that uv is configured for" in done.stderr
 
 
 # apt-get as it is in a fresh Debian: it knows no package before an update, and one at a time may update.
