@@ -70,6 +70,16 @@ def test_short_options_with_values(arguments: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "here"), [("list", "models"), ("show", "info"), ("help", "--help"), ("version", "--version")]
+)
+def test_a_command_of_another_program_is_explained(name: str, here: str) -> None:
+    done = shaderlm(name, "qwen3-0.6b")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith(f"Error: No such command '{name}'. It is `shaderlm {here}` here.\n")
+    assert shaderlm(here, *([] if here.startswith("--") else ["--help"])).code == 0
+
+
 @pytest.mark.parametrize("name", ["-c", "--context", "--ctx-size"])
 @pytest.mark.parametrize(
     "command", ["generate x", "chat", "batch x -o y", "export-web x y", "info", "serve", "bench serve"]
