@@ -48,7 +48,7 @@ def test_ctrl_c_during_imports_prints_nothing() -> None:
         (("generate", "x", "-fa"), "No such option: -fa. (A value follows after a space: -f a)"),
         (("serve", "-cb"), "No such option: -cb"),
         (("bench", "-fa", 1), "No such option: -fa"),
-        (("bench", "serve", "-ngl", 99), "No such option: -ngl\n"),
+        (("bench", "serve", "-ngl", 99), "No such option: -ngl"),
     ],
 )
 def test_an_unknown_short_option_is_named(arguments: tuple[object, ...], words: str) -> None:
