@@ -4,8 +4,9 @@
     shaderlm-VERSION.cdx.json   bill of materials (CycloneDX): what `pip install` brings here, with licences
     SHA256SUMS
 
-Everything is built twice, and the bytes must be equal. The time in archives is that of the commit. dist/ changes only
-if all checks pass. Only the standard library is needed; a network is, for the packages of clean environments.
+Everything is built twice, the second time as another user would, and the bytes must be equal. The time in archives is
+that of the commit. dist/ changes only if all checks pass. What could not be checked is said at the end.
+Only the standard library is needed; a network is, for the packages of clean environments.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parent.parent
 ASSETS = "src/shaderlm/web/assets/"
@@ -54,18 +57,22 @@ def say(text: str) -> None:
 
 def run(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> str:
     """What a command prints; ReleaseError with its last lines if it fails."""
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=cwd,
-        env=None if environment is None else dict(environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    shown = shlex.join(map(str, command))
+    try:
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=cwd,
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        raise ReleaseError(f"{shown} did not end within {LIMIT} s") from None
     if done.returncode:
         end = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise ReleaseError(f"{shlex.join(map(str, command))} ends with {done.returncode}:\n{end}")
+        raise ReleaseError(f"{shown} ends with {done.returncode}:\n{end}")
     return done.stdout
 
 
@@ -174,12 +181,27 @@ def npm_package(source: Path, target: Path, seconds: int) -> Path:
     return package
 
 
-def build(python: Path, source: Path, target: Path, seconds: int, *kinds: str) -> list[Path]:
+def build(
+    python: Path, source: Path, target: Path, seconds: int, *kinds: str, variables: Mapping[str, str] = os.environ
+) -> list[Path]:
     """What hatchling builds of a folder with sources: these kinds, or all. It is in the environment of `python`."""
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(seconds), "PYTHONPATH": ""}
+    environment = {**variables, "SOURCE_DATE_EPOCH": str(seconds), "PYTHONPATH": ""}
     chosen = [word for kind in kinds for word in ("-t", kind)]
     run([python, "-m", "hatchling", "build", "-d", target, *chosen], source, environment)
     return sorted(target.iterdir())
+
+
+def build_elsewhere(python: Path, root: Path, folder: Path, seconds: int) -> list[Path]:
+    """All of it as another user has it: another folder, time zone, language, order of sets, and rights of new files."""
+    variables = {**os.environ, "TZ": "Asia/Kathmandu", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
+    before = os.umask(0o077)
+    try:
+        (folder / "source").mkdir(parents=True)
+        export(root, folder / "source")
+        built = build(python, folder / "source", folder / "dist", seconds, variables=variables)
+        return [*built, npm_package(folder / "source", folder / "dist", seconds)]
+    finally:
+        os.umask(before)
 
 
 def check_equal(first: Iterable[Path], second: Iterable[Path]) -> None:
@@ -220,27 +242,28 @@ def check_wheel(wheel: Path, source: Path) -> None:
             raise ReleaseError(f"{wheel.name}: {key} is {metadata[key]!r}, expected {value!r}")
     if "shaderlm/py.typed" not in package:
         raise ReleaseError("the package has no py.typed, so that its types are not seen")
-    if not metadata.get_all("Project-URL"):
-        say("note: there is no [project.urls] in pyproject.toml: no public address of the repository is known")
+    check_addresses(project.get("urls", {}), metadata.get_all("Project-URL") or [])
+
+
+def check_addresses(addresses: Mapping[str, str], written: Iterable[str]) -> None:
+    """[project.urls] of pyproject.toml is in the metadata, and is no placeholder."""
+    expected = {f"{name}, {address}" for name, address in addresses.items()}
+    _same("Project-URL", set(written), expected)
+    for name, address in addresses.items():
+        place = urlsplit(address)
+        if place.scheme != "https" or "." not in place.netloc or re.search(r"example|localhost", place.netloc):
+            raise ReleaseError(f"[project.urls]: {name} must be a public https address, got {address}")
 
 
 def check_sdist(sdist: Path, source: Path) -> None:
-    """All that is needed to build, test and read, and nothing that is not in the commit."""
-    included = manifest(source)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    missing = [name for name in included if not (source / name).exists()]
-    if missing:
-        raise ReleaseError(f"pyproject.toml includes {', '.join(missing)} in the sdist, which does not exist")
-    expected = {"PKG-INFO", "pyproject.toml", ".gitignore"}
-    for name in files_below(source):
-        if any(name == each or name.startswith(f"{each}/") for each in included):
-            expected.add(name)
+    """All files of the commit, so that it can be built, tested and read, and nothing else."""
     folder = f"shaderlm-{version_of(source)}/"
     with tarfile.open(sdist) as files:
-        _same(sdist.name, {name.removeprefix(folder) for name in files.getnames()}, expected)
+        _same(sdist.name, {name.removeprefix(folder) for name in files.getnames()}, files_below(source) | {"PKG-INFO"})
 
 
-def check_npm(package: Path, source: Path) -> None:
-    """The script, what it imports and its types; Node can import it, where there is Node."""
+def check_npm(package: Path) -> list[str]:
+    """The script, what it imports and its types; npm installs it and Node imports it. What could not be checked."""
     with tarfile.open(package) as files:
         names = set(files.getnames())
         texts = {
@@ -253,20 +276,19 @@ def check_npm(package: Path, source: Path) -> None:
         for imported in re.findall(r'(?:from|import)\s*\(?\s*["\']\./([\w.-]+)["\']', text):
             if f"package/{imported}" not in names:
                 raise ReleaseError(f"{package.name}: {name} imports {imported}, which is not there")
-    node = shutil.which("node")
-    if node is None:
-        say("note: there is no node: the npm package was not imported")
-        return
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        return ["the npm package was not installed: there is no Node with npm"]
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(package) as files:
-            files.extractall(folder, filter="data")
-        modules = Path(folder) / "node_modules"
-        modules.mkdir()
-        (Path(folder) / "package").rename(modules / "shaderlm")
+        run(
+            [npm, "install", "--offline", "--no-audit", "--no-fund", "--prefix", folder, package.absolute()],
+            Path(folder),
+        )
         code = 'import * as shaderlm from "shaderlm"; console.log(typeof shaderlm.load)'
         printed = run([node, "--input-type=module", "-e", code], Path(folder)).strip()
         if printed != "function":
             raise ReleaseError(f"{package.name}: load is {printed} in Node, expected a function")
+    return []
 
 
 # Clean environments ----------------------------------------------------------------------------------------
@@ -292,8 +314,9 @@ def make_environment(python: str, folder: Path) -> Path:
 
 
 def clean(folder: Path) -> dict[str, str]:
-    """Variables for a clean environment: nothing of this tree, and no options of the user."""
-    names = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    """Variables for a clean environment: nothing of this tree, and no options of the user. Downloads are shared."""
+    others = ("PYTHON", "VIRTUAL_ENV", "SHADERLM_")
+    names = {n: value for n, value in os.environ.items() if not n.startswith(others) or n == "SHADERLM_CACHE"}
     return names | {"SHADERLM_CONFIG": os.devnull, "SHADERLM_STATE": str(folder / "state"), "PIP_NO_INPUT": "1"}
 
 
@@ -301,6 +324,26 @@ def pip(python: Path, *arguments: str | Path) -> str:
     """pip in the environment of `python`."""
     command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
     return run(command, python.parent, clean(python.parent))
+
+
+_IMPORT_ALL = """
+import importlib, pkgutil, sys, shaderlm
+from shaderlm.errors import ShaderlmError
+for module in pkgutil.walk_packages(shaderlm.__path__, "shaderlm."):
+    try:
+        importlib.import_module(module.name)
+    except (ImportError, ShaderlmError) as problem:
+        lacks = str(getattr(problem, "name", None)).partition(".")[0]
+        if lacks not in sys.argv[1:] and "shaderlm[" not in str(problem):
+            sys.exit(f"{module.name}: {problem}")
+print(shaderlm.__version__)
+"""
+
+
+def import_all(python: Path, extras: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """Every module is imported, or lacks a package of an extra, without which its command says what to install."""
+    names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in chain(*extras.values())} - {"shaderlm"}
+    run([python, "-c", _IMPORT_ALL, *sorted(names)], folder, clean(folder))
 
 
 _LIST = """
@@ -323,9 +366,12 @@ def packages(python: Path) -> dict[str, dict[str, Any]]:
 
 
 def bill_of_materials(
-    version: str, wheel: Path, needed: Mapping[str, Any], optional: Mapping[str, Any], seconds: int
+    version: str, wheel: Path, needed: Mapping[str, Any], optional: Mapping[str, Any], seconds: int, hatchling: str
 ) -> dict[str, Any]:
-    """CycloneDX 1.6: the wheel, and the packages that it needs or may use, as they were installed for the checks."""
+    """CycloneDX 1.6: the wheel, and the packages that it needs or may use, as they were installed for the checks.
+
+    hatchling: its version, with which the same bytes can be built again.
+    """
 
     def component(each: Mapping[str, Any], scope: str) -> dict[str, Any]:
         purl = f"pkg:pypi/{each['name'].lower().replace('_', '-')}@{each['version']}"
@@ -345,7 +391,11 @@ def bill_of_materials(
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
         "version": 1,
-        "metadata": {"timestamp": datetime.fromtimestamp(seconds, UTC).isoformat(), "component": own},
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(seconds, UTC).isoformat(),
+            "tools": {"components": [{"type": "application", "name": "hatchling", "version": hatchling}]},
+            "component": own,
+        },
         "components": components,
         "dependencies": [{"ref": own["bom-ref"], "dependsOn": [each["bom-ref"] for each in components]}],
     }
@@ -367,8 +417,8 @@ def readme_commands(text: str) -> list[list[str]]:
     return [each for i, each in enumerate(words) if each not in words[:i]]
 
 
-def check_readme(python: Path, text: str, folder: Path) -> None:
-    """Run them in an empty folder, with the files that they name."""
+def check_readme(python: Path, text: str, folder: Path) -> list[str]:
+    """Run them in an empty folder, with the files that they name. What did not run, and why."""
     environment = clean(folder)
     environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
     model = run(["shaderlm", "pull", "smollm2-135m"], folder, environment).strip()
@@ -380,16 +430,18 @@ def check_readme(python: Path, text: str, folder: Path) -> None:
     code = "import sys; from shaderlm.gpu import adapters; found = adapters(); "
     code += "sys.exit(not found or found[0].caps.software)"
     gpu = subprocess.run([python, "-c", code], env=environment, capture_output=True).returncode == 0
+    left_out = []
     for words in readme_commands(text):
         shown = shlex.join(words)
         if words[1] in NEED_A_GPU and not gpu:
-            print(f"   not run, there is no GPU: {shown}", flush=True)
+            left_out.append(f"not run, there is no GPU: {shown}")
             continue
         if words[1] == "serve":
             _serve([*words, "--port", "0"], folder, environment)
         else:
             run(words, folder, environment)
         print(f"   {shown}", flush=True)
+    return left_out
 
 
 def _serve(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
@@ -413,23 +465,22 @@ def _serve(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -
 
 
 def check_installed(
-    version: str, name: str, wheel: Path, extras: Iterable[str], readme: str, work: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Install the wheel with this interpreter and use it; the packages without extras, and with them."""
+    version: str, name: str, wheel: Path, extras: Mapping[str, Sequence[str]], readme: str, work: Path
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Install the wheel with this interpreter and use it: packages without extras, with them, and what did not run."""
     folder = work / f"python{version}"
     folder.mkdir()
     python = make_environment(name, folder / "environment")
     pip(python, "install", "--quiet", wheel)
     pip(python, "check")
-    code = "import pkgutil, shaderlm, shaderlm.cli; print(shaderlm.__version__)"
-    run([python, "-c", code], folder, clean(folder))
+    import_all(python, extras, folder)
     needed = packages(python)
     pip(python, "install", "--quiet", f"shaderlm[{','.join(extras)}] @ {wheel.as_uri()}")
     pip(python, "check")
     used = folder / "use"
     used.mkdir()
-    check_readme(python, readme, used)
-    return needed, packages(python)
+    left_out = check_readme(python, readme, used)
+    return needed, packages(python), left_out
 
 
 def release(root: Path, pythons: Sequence[str]) -> None:
@@ -447,32 +498,35 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         pip(python, "install", "--quiet", *manifest(source)["build-system"]["requires"])
         built = build(python, source, work / "dist", seconds)
         npm = npm_package(source, work / "dist", seconds)
-        (work / "elsewhere").mkdir()
-        export(root, work / "elsewhere")
-        again = build(python, work / "elsewhere", work / "again", seconds)
-        check_equal([*built, npm], [*again, npm_package(work / "elsewhere", work / "again", seconds)])
+        check_equal([*built, npm], build_elsewhere(python, root, work / "elsewhere", seconds))
         wheel, sdist = (next(path for path in built if path.name.endswith(end)) for end in (".whl", ".tar.gz"))
         say("Contents, licences and metadata")
         check_wheel(wheel, source)
         check_sdist(sdist, source)
-        check_npm(npm, source)
+        notes = check_npm(npm)
+        project = manifest(source)["project"]
+        if not project.get("urls"):
+            notes.append("pyproject.toml has no [project.urls]: links of the README lead nowhere on PyPI")
         with tarfile.open(sdist) as files:
             files.extractall(work / "unpacked", filter="data")
         from_sdist = build(python, work / "unpacked" / f"shaderlm-{version}", work / "third", seconds, "wheel")
         check_equal([wheel], from_sdist)
         readme = (source / "README.md").read_text(encoding="utf-8")
-        extras = sorted(manifest(source)["project"]["optional-dependencies"].keys() - {"dev"})
+        extras = {name: each for name, each in sorted(project["optional-dependencies"].items()) if name != "dev"}
         bills = []
         for each in pythons:
             interpreter = find_python(each)
             if interpreter is None:
-                say(f"not run: Python {each}, there is no interpreter")
+                notes.append(f"not run: Python {each}, there is no interpreter")
                 continue
             say(f"Python {each}: a clean environment, imports without extras, the README's commands")
-            bills.append(check_installed(each, interpreter, wheel, extras, readme, work))
+            needed, used, left_out = check_installed(each, interpreter, wheel, extras, readme, work)
+            bills.append((needed, used))
+            notes += left_out
         if not bills:
             raise ReleaseError(f"there is no interpreter of {', '.join(pythons)} to install the wheel with")
-        bill = bill_of_materials(version, wheel, *bills[0], seconds)
+        tool = packages(python)["hatchling"]["version"]
+        bill = bill_of_materials(version, wheel, *bills[0], seconds, tool)
         (work / "dist" / f"shaderlm-{version}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
         written = sorted((work / "dist").iterdir())
         sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in written)
@@ -481,6 +535,8 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         shutil.copytree(work / "dist", root / "dist")
         say("dist/ has")
         print(sums, end="")
+        for note in dict.fromkeys(notes):
+            say(f"note: {note}")
 
 
 def main() -> None:

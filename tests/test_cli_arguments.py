@@ -43,7 +43,7 @@ def test_ctrl_c_during_imports_prints_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("generate", "x", "-ngl", 99), "No such option: -ngl. (A value follows after a space: -n gl)"),
+        (("generate", "x", "-ngl", 99), "No such option: -ngl\n"),
         (("generate", "x", "-hx"), "No such option: -hx"),
         (("generate", "x", "-fa"), "No such option: -fa. (A value follows after a space: -f a)"),
         (("serve", "-cb"), "No such option: -cb"),
@@ -68,6 +68,16 @@ def test_short_options_with_values(arguments: tuple[str, ...]) -> None:
         1,
         "shaderlm: none.gguf does not exist; expected a .gguf file or a Hugging Face folder\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "here"), [("list", "models"), ("show", "info"), ("help", "--help"), ("version", "--version")]
+)
+def test_a_command_of_another_program_is_explained(name: str, here: str) -> None:
+    done = shaderlm(name, "qwen3-0.6b")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith(f"Error: No such command '{name}'. It is `shaderlm {here}` here.\n")
+    assert shaderlm(here, *([] if here.startswith("--") else ["--help"])).code == 0
 
 
 @pytest.mark.parametrize("name", ["-c", "--context", "--ctx-size"])

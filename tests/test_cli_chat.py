@@ -642,6 +642,17 @@ def paste(screen: Terminal, text: str) -> None:
     screen.type(f"\x1b[200~{text}\x1b[201~")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_z_stays_ignored_where_it_is() -> None:
+    """Nobody could say `fg`."""
+    before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        with history.redraw_after_stop("> "):
+            assert signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
 @posix
 def test_a_paste_of_several_lines_is_one_message(tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("readline")

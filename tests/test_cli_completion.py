@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,51 @@ def test_models_are_files_short_names_and_what_is_here(tmp_path: Path, monkeypat
     assert f"plain,{REPOSITORY}" in complete(monkeypatch, "rm", "hf")
     assert "plain,qwen3-0.6b" in complete(monkeypatch, "pull", "qwen3-0")
     assert "plain,qwen.gguf" not in complete(monkeypatch, "chat", "-m", "qwen", shell="fish")
+
+
+_SHELL = """
+PATH=$PWD:$PATH
+source ./script
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_shaderlm_completion shaderlm
+for word in "${COMPREPLY[@]}"; do eval "printf '%s\\n' $word"; done
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of POSIX")
+@pytest.mark.usefixtures("local")
+def test_bash_inserts_names_of_files_as_words(tmp_path: Path) -> None:
+    """What is inserted is one word again: nothing in it is run, expanded or split."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    names = ["x $(touch run).gguf", "x';touch run;'.gguf", "x*.gguf", "x\\.gguf", 'x"`touch run`.gguf', "x~é&.gguf"]
+    for name in (*names, "xy.gguf", "x\nplain,run.gguf"):
+        (folder / name).touch()
+    command = folder / "shaderlm"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    (folder / "script").write_text(shaderlm("completion", "bash").out, encoding="utf-8")
+
+    def completed(*words: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "--norc", "-c", _SHELL, "bash", "shaderlm", *words],
+            cwd=folder, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return sorted(done.stdout.splitlines())
+
+    assert completed("generate", "-m", "x") == sorted([*names, "xy.gguf"])
+    assert completed("generate", "-m", "x\\ ") == names[:1]
+    assert completed("generate", "-m", "'x") == ["xy.gguf"]
+    assert completed("generate", "--model", "=", "xy") == ["xy.gguf"]
+    assert not (folder / "run").exists()
+
+
+def test_an_old_bash_gets_no_options_that_it_lacks() -> None:
+    script = shaderlm("completion", "bash").out
+    for option in ("compopt", "nosort"):
+        assert all("2>/dev/null" in line for line in script.splitlines() if option in line)
+        assert option in script
 
 
 @pytest.mark.usefixtures("local")

@@ -102,6 +102,7 @@ def test_variables_of_every_kind(tmp_path: Path) -> None:
         ("[outer.inner-most]\ntwo = [1]", r"two must be a list of 2, got \[1\]"),
         ("[outer.inner-most]\nstop = [[1]]", r"stop must be text, a number, or a list of them, got \[1\]"),
         ("[outer", r"config.toml is not TOML"),
+        ("outer = 'x'", r"outer must be a table, as \[outer\] begins one, got 'x'"),
     ],
 )
 def test_a_wrong_file_says_where_and_what_is_expected(tmp_path: Path, text: str, said: str) -> None:
@@ -138,6 +139,31 @@ def test_an_error_about_something_else_names_no_file(tmp_path: Path) -> None:
     assert str(file) not in generate(file, "-m", "other.gguf").err
 
 
+def test_a_common_word_is_no_value_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_values", {"backend": ("auto", "FILE"), "model": ("a/b.gguf", "FILE")})
+    for message in ("no adapter matches 'nosuch'. Give auto, cpu, or a number", "ab.gguf does not exist"):
+        assert config.with_source(message) == message
+    for message in ("no adapter matches 'auto'", "a/b.gguf does not exist", "backend must be wgpu, got 'x'"):
+        assert config.with_source(message) == f"{message} (from FILE)"
+
+
+def test_a_variable_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GENERATE_MAX_TOKENZ", "BENCH_SERVE_PORT", "SERVE_SERVICE_HOST"):
+        monkeypatch.setenv(f"SHADERLM_{name}", "4")
+    assert generate(Path(os.devnull), "-m", "none.gguf").err == (
+        "shaderlm: the environment variable SHADERLM_GENERATE_MAX_TOKENZ is no option of `generate`; "
+        "did you mean SHADERLM_GENERATE_MAX_TOKENS?\n"
+        "shaderlm: none.gguf does not exist; expected a .gguf file or a Hugging Face folder\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["CONTEXT", "CTX_SIZE"])
+def test_each_name_of_an_option_has_a_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"SHADERLM_GENERATE_{name}", "0")
+    done = generate(Path(os.devnull))
+    assert (done.code, f"the environment variable SHADERLM_GENERATE_{name}" in done.err) == (2, True), done.err
+
+
 def test_a_server_that_is_measured_takes_no_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHADERLM_SERVE_API_KEY", "key")
     assert "SHADERLM_SERVE_API_KEY" not in serve_process._environment()
@@ -165,8 +191,8 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _variables(command: click.Command) -> list[str]:
-    own = {id(option): str(option.envvar) for option in options_of(command).values()}
-    return [*own.values(), *(name for below in subcommands(command).values() for name in _variables(below))]
+    own = [name for option in set(options_of(command).values()) for name in option.envvar or ()]
+    return [*own, *(name for below in subcommands(command).values() for name in _variables(below))]
 
 
 def test_every_option_has_a_variable_of_its_own() -> None:

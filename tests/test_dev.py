@@ -65,7 +65,54 @@ def test_what_pip_says_is_shown_when_it_fails(tmp_path: Path) -> None:
     done = setup(tmp_path, 3)
     assert done.returncode == 3
     assert done.stderr.startswith("pip says a lot\npip warns\ndev: pip could not install what pyproject.toml names")
+    assert "a package index that pip is configured for" in done.stderr
     assert not (tmp_path / ".venv" / ".installed").exists(), "the next run tries again"
+
+
+def test_the_installer_that_fails_is_named(tmp_path: Path) -> None:
+    done = setup(tmp_path, 3, uv=True)
+    assert (done.returncode, "dev: uv could not install" in done.stderr) == (3, True)
+    assert "a package index that uv is configured for" in done.stderr
+
+
+# apt-get as it is in a fresh Debian: it knows no package before an update, and one at a time may update.
+APT_GET = """#!/bin/sh
+case "$*" in
+  *update*)
+    mkdir lock 2>/dev/null || { echo "could not get lock"; exit 100; }
+    sleep 0.5
+    touch lists
+    rmdir lock ;;
+  *-venv*) test -e lists && touch ensurepip ;;
+  *--simulate*) exit 1 ;;
+  *) test -e lists && touch driver ;;
+esac
+"""
+BARE_PYTHON = """#!/bin/sh
+case "$*" in
+  *ensurepip*) test -e ensurepip ;;
+  *"-m venv"*) exit 7 ;;
+  *) exec "{real}" "$@" ;;
+esac
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="apt")
+def test_the_demo_of_a_fresh_debian_runs_apt_get_once_at_a_time(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "dev", tmp_path)
+    (tmp_path / "bin").mkdir()
+    scripts = {"apt-get": APT_GET, "python": BARE_PYTHON.format(real=sys.executable)}
+    scripts |= {"ldconfig": "#!/bin/sh\n", "id": "#!/bin/sh\necho 0\n"}
+    for name, text in scripts.items():
+        (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    folders = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "uv").exists()]
+    environment = {**os.environ, "PATH": os.pathsep.join([str(tmp_path / "bin"), *folders])}
+    environment |= {"PYTHON": str(tmp_path / "bin" / "python"), "TMPDIR": str(tmp_path)}
+    before = {each.name for each in tmp_path.iterdir()}
+    done = subprocess.run([tmp_path / "dev", "demo"], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (7, ""), "as far as venv"
+    assert {each.name for each in tmp_path.iterdir()} - before == {".venv", "lists", "ensurepip", "driver"}
 
 
 def test_help_names_every_option_of_the_tests() -> None:

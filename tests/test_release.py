@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -25,7 +26,6 @@ Version: {version}
 License-Expression: Apache-2.0
 License-File: LICENSE
 Requires-Python: >=3.11
-Project-URL: Home, https://example.org
 """
 
 
@@ -90,30 +90,80 @@ def test_a_wrong_wheel_is_refused(
         release.check_wheel(wheel(source, tmp_path / "wrong.whl", change), source)
 
 
+@pytest.mark.parametrize(
+    "address", ["http://a.org", "https://example.org/x", "https://localhost/", "a.org", "https://a"]
+)
+def test_addresses_are_public_and_in_the_metadata(address: str) -> None:
+    release.check_addresses({"Source": "https://a.org/b"}, ["Source, https://a.org/b"])
+    with pytest.raises(ReleaseError, match=r"Project-URL: Source, https://a\.org/b is missing"):
+        release.check_addresses({"Source": "https://a.org/b"}, [])
+    with pytest.raises(ReleaseError, match=re.escape(f"must be a public https address, got {address}")):
+        release.check_addresses({"Source": address}, [f"Source, {address}"])
+
+
+def test_modules_that_need_no_extra_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is not there may only be one of an extra's."""
+    (tmp_path / "shaderlm").mkdir()
+    for name, text in {
+        "__init__": "__version__ = '1'",
+        "errors": "class ShaderlmError(Exception): ...",
+        "server": "import not_there_at_all.part",
+        "hint": "from .errors import ShaderlmError\nraise ShaderlmError(\"pip install 'shaderlm[serve]'\")",
+    }.items():
+        (tmp_path / "shaderlm" / f"{name}.py").write_text(text)
+    monkeypatch.setattr(release, "clean", lambda folder: {**os.environ, "PYTHONPATH": str(tmp_path)})
+    python = Path(sys.executable)
+    release.import_all(python, {"serve": ["not-there-at-all>=1", "shaderlm[x]"]}, tmp_path)
+    with pytest.raises(ReleaseError, match=r"shaderlm\.server: No module named 'not_there_at_all'"):
+        release.import_all(python, {"serve": ["other"]}, tmp_path)
+    (tmp_path / "shaderlm" / "broken.py").write_text("from . import nothing\n")
+    with pytest.raises(ReleaseError, match=r"shaderlm\.broken: cannot import name 'nothing'"):
+        release.import_all(python, {"serve": ["not_there_at_all", "shaderlm[x]"]}, tmp_path)
+
+
+def test_a_clean_environment_has_no_options_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADERLM_GENERATE_DEVICE", "0")
+    monkeypatch.setenv("SHADERLM_CACHE", "models")
+    monkeypatch.setenv("PYTHONPATH", "src")
+    variables = release.clean(tmp_path)
+    assert not {"SHADERLM_GENERATE_DEVICE", "PYTHONPATH"} & variables.keys()
+    assert (variables["SHADERLM_CACHE"], variables["SHADERLM_CONFIG"]) == ("models", os.devnull)
+
+
+def test_a_command_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "LIMIT", 0.2)
+    with pytest.raises(ReleaseError, match=r"did not end within 0\.2 s"):
+        release.run([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")
+@pytest.mark.full
+def test_npm_installs_the_package(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match=r"load is undefined in Node, expected a function"):
+        release.check_npm(release.npm_package(source, tmp_path, 0))
+    (source / release.ASSETS / "shaderlm.js").write_text("export function load() {}\n")
+    assert release.check_npm(release.npm_package(source, tmp_path, 0)) == []
+
+
 def test_an_sdist_has_what_the_commit_has(source: Path, tmp_path: Path) -> None:
-    for name in ("tests", "docs"):
-        (source / name).mkdir()
-        (source / name / "a.md").touch()
-    for name in ("dev", "CONTRIBUTING.md", "SECURITY.md", ".gitignore"):
-        (source / name).touch()
-    (source / "outside.txt").touch()
+    """Also what begins with a point, which tests read."""
+    (source / ".github").mkdir()
+    (source / ".github/form.yml").touch()
     folder = f"shaderlm-{release.version_of(source)}"
 
-    def sdist(*left_out: str) -> Path:
-        names = release.files_below(source) - {"outside.txt", *left_out} | {"PKG-INFO"}
-        (source / "PKG-INFO").touch()
+    def sdist(*left_out: str, more: str = "PKG-INFO") -> Path:
         with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-            for name in sorted(names):
+            for name in sorted(release.files_below(source) - {*left_out}):
                 archive.add(source / name, f"{folder}/{name}")
-        (source / "PKG-INFO").unlink()
+            for name in {"PKG-INFO", more}:
+                archive.addfile(tarfile.TarInfo(f"{folder}/{name}"))
         return tmp_path / "a.tar.gz"
 
     release.check_sdist(sdist(), source)
-    with pytest.raises(ReleaseError, match=r"tests/a\.md is missing"):
-        release.check_sdist(sdist("tests/a.md"), source)
-    (source / "docs").rename(source / "documents")
-    with pytest.raises(ReleaseError, match=r"includes docs in the sdist, which does not exist"):
-        release.check_sdist(sdist(), source)
+    with pytest.raises(ReleaseError, match=r"\.github/form\.yml is missing"):
+        release.check_sdist(sdist(".github/form.yml"), source)
+    with pytest.raises(ReleaseError, match=r"notes\.txt does not belong there"):
+        release.check_sdist(sdist(more="notes.txt"), source)
 
 
 def test_the_npm_package_is_the_same_twice_and_complete(source: Path, tmp_path: Path) -> None:
@@ -135,7 +185,7 @@ def test_a_script_of_the_npm_package_that_is_missing(source: Path, tmp_path: Pat
     (source / release.ASSETS / "text.js").unlink()
     package = release.npm_package(source, tmp_path, 0)
     with pytest.raises(ReleaseError, match=r"shaderlm.js imports text.js, which is not there"):
-        release.check_npm(package, source)
+        release.check_npm(package)
 
 
 def test_builds_that_differ_are_refused(tmp_path: Path) -> None:
@@ -178,13 +228,14 @@ def test_the_bill_of_materials_names_versions_and_licences(tmp_path: Path) -> No
 
     needed = {"shaderlm": package("shaderlm"), "cffi": package("cffi")}
     optional = {**needed, "Some_Thing": package("Some_Thing", "BSD-3-Clause")}
-    bill = release.bill_of_materials("1.0", file, needed, optional, 0)
+    bill = release.bill_of_materials("1.0", file, needed, optional, 0, "1.30")
     listed = [(each["purl"], each["scope"]) for each in bill["components"]]
     assert listed == [("pkg:pypi/cffi@1.0", "required"), ("pkg:pypi/some-thing@1.0", "optional")]
     assert bill["metadata"]["timestamp"] == "1970-01-01T00:00:00+00:00"
-    assert bill["serialNumber"] == release.bill_of_materials("1.0", file, needed, optional, 0)["serialNumber"]
+    assert bill["metadata"]["tools"]["components"][0]["version"] == "1.30"
+    assert bill["serialNumber"] == release.bill_of_materials("1.0", file, needed, optional, 0, "1.30")["serialNumber"]
     with pytest.raises(ReleaseError, match=r"do not say their licence: cffi"):
-        release.bill_of_materials("1.0", file, {**needed, "cffi": package("cffi", "")}, optional, 0)
+        release.bill_of_materials("1.0", file, {**needed, "cffi": package("cffi", "")}, optional, 0, "1.30")
 
 
 def test_the_commands_of_the_readme_are_found() -> None:

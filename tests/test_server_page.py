@@ -233,15 +233,23 @@ def test_a_conversation(show: Show, speaker: Speaker) -> None:
 @pytest.mark.browser
 def test_a_model_without_a_chat_template_continues_the_message(show: Show) -> None:
     tokenizer = Tokenizer(replace(tiny_tokenizer().vocabulary, chat_template=None))
-    before = len(tokenizer.encode("the", add_special=True))
     rest = [*tokenizer.encode("inn"), list(tokenizer.vocabulary.tokens).index("<|im_end|>")]
-    runner = FakeRunner(lambda ids: rest[len(ids) - before], len(tokenizer.vocabulary.tokens), context=CONTEXT)
+
+    def token(ids: Sequence[int]) -> int:
+        known = list(ids)
+        return rest[max(n for n in range(len(rest)) if known[len(known) - n :] == rest[:n])]
+
+    runner = FakeRunner(token, len(tokenizer.vocabulary.tokens), context=CONTEXT)
     with running(lambda: ServedModel(model_of(runner, tokenizer), names=("base",))) as server:
         browser = show(server.url)
         browser.until(READY)
         assert texts(browser, ".note p") == ["This model has no chat template. It continues the text that you write."]
         assert ask(browser, "the") == "inn"
         assert int(texts(browser, ".figures")[0].split()[-2]) == len(rest) - 1
+        for _ in range(CONTEXT // len(LONG) + 1):  # only the last is sent: however many there are, they fit
+            browser.run(f"document.getElementById('prompt').value = {json.dumps(LONG)}")
+            ask(browser, "")
+        assert texts(browser, ".problem") == []
         assert browser.complaints() == []
 
 

@@ -58,9 +58,17 @@ def _check_short_options(context: click.Context, args: Sequence[str]) -> None:
 
 
 def _no_such_option(arg: str, at: int, option: click.Option | None) -> str:
-    if option is None or at > 1:
+    if option is None or at > 1 or not _accepts(option, arg[2:]):
         return f"No such option: {arg}"
     return f"No such option: {arg}. (A value follows after a space: {arg[:2]} {arg[2:]})"
+
+
+def _accepts(option: click.Option, value: str) -> bool:
+    try:
+        option.type.convert(value, option, None)
+    except click.BadParameter:
+        return False
+    return True
 
 
 def _takes_value(option: click.Option) -> bool:

@@ -31,6 +31,11 @@ SUMMARIES = {
     "tokenize": "Show the tokens of a text, or the text of tokens.",
     "tune": "Find the fastest kernels for a model on this device.",
 }
+# What other programs call them, Ollama and vLLM first.
+_ELSEWHERE = {
+    "list": "models", "ls": "models", "show": "info", "help": "--help", "version": "--version", "remove": "rm",
+    "delete": "rm", "download": "pull", "server": "serve", "complete": "generate", "cli": "run",
+}  # fmt: skip
 _MODULES = {"models": "local_models", "pull": "local_models", "rm": "local_models"}
 
 
@@ -40,6 +45,14 @@ class App(CommandGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to them
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As any group does, but names that other programs have are explained."""
+        if args[0] in _ELSEWHERE:
+            raise click.UsageError(f"No such command '{args[0]}'. It is `shaderlm {_ELSEWHERE[args[0]]}` here.", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without a look at each."""

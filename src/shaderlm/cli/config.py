@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ from ..errors import InputError
 _PREFIX = "SHADERLM"
 _TELLING = 4  # characters: a shorter value may be in an error by chance
 _FILE = "shaderlm.config"  # of a context's meta: the file that was read
+_log = logging.getLogger(__name__)
 _values: dict[str, tuple[str, str]] = {}  # of the command that runs, from elsewhere: option → value and place
 
 
@@ -33,11 +35,12 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def configure(command: click.Command, *names: str, below: bool = True) -> None:
-    """Let a command, and those `below` it, take options from elsewhere: each has its variable of the environment."""
-    for name, option in reversed(options_of(command).items()):  # of two names the first
-        option.envvar = "_".join((_PREFIX, *names, name)).upper().replace("-", "_")
+    """Let a command, and those `below` it, take options from elsewhere: each name has a variable of the environment."""
+    options = options_of(command)
+    for option in options.values():
+        option.envvar = [_variable((*names, name)) for name, each in options.items() if each is option]
     if command.callback is not None:
-        command.callback = _with_values(command.callback)
+        command.callback = _with_values(command.callback, names)
     for name, each in subcommands(command).items() if below else ():
         configure(each, *names, name)
 
@@ -89,7 +92,9 @@ def _defaults(command: click.Command, table: Mapping[str, Any], file: Path, path
     for key, value in table.items():
         where = ".".join((*path, key))
         option = options.get(key.replace("_", "-"))
-        if key in below and isinstance(value, dict):
+        if key in below:
+            if not isinstance(value, dict):
+                raise InputError(f"{file}: {where} must be a table, as [{where}] begins one, got {_shown(value)}")
             defaults[key] = _defaults(below[key], value, file, (*path, key))
         elif option is not None:
             try:
@@ -141,12 +146,14 @@ def _shown(value: Any) -> str:
 # Errors ----------------------------------------------------------------------------------------------------
 
 
-def _with_values(callback: Callable[..., Any]) -> Callable[..., Any]:
+def _with_values(callback: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """The function of a command, which first notes what did not come from the command line, for `with_source`."""
 
     @functools.wraps(callback)
     def run(*arguments: Any, **options: Any) -> Any:
         context = click.get_current_context()
+        if names:
+            _warn_of_unknown_variables(context.command, names)
         for name, option in options_of(context.command).items():
             _check_switch(context, option)
             where = _source(context, option, name)
@@ -157,10 +164,31 @@ def _with_values(callback: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _variable(names: Iterable[str]) -> str:
+    return "_".join((_PREFIX, *names)).upper().replace("-", "_")
+
+
+def _variable_in_use(option: click.Parameter) -> str:
+    """The one that has a value. click takes the first of them, too."""
+    variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or ()
+    return next((name for name in variables if os.environ.get(name)), "")
+
+
+def _warn_of_unknown_variables(command: click.Command, names: Sequence[str]) -> None:
+    """No error: others set variables, too. Of a service shaderlm-serve, Kubernetes sets SHADERLM_SERVE_SERVICE_HOST."""
+    known = [_variable((*names, name)) for name in options_of(command)]
+    below = tuple(f"{_variable((*names, name))}_" for name in subcommands(command))
+    for name in sorted(os.environ):
+        if name.startswith(f"{_variable(names)}_") and name not in known and not name.startswith(below):
+            close = difflib.get_close_matches(name, known, 1, 0.8)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            _log.warning("the environment variable %s is no option of `%s`%s", name, " ".join(names), meant)
+
+
 def _source(context: click.Context, option: click.Parameter, name: str) -> str | None:
     source = context.get_parameter_source(option.name or "")
     if source is ParameterSource.ENVIRONMENT:
-        return f"the environment variable {option.envvar}"
+        return f"the environment variable {_variable_in_use(option)}"
     if source is ParameterSource.DEFAULT_MAP:
         names = context.command_path.split()[-_depth(context) :]
         return f"{'.'.join((*names, name))} in {context.meta[_FILE]}"
@@ -182,20 +210,25 @@ def name_source(problem: click.ClickException) -> None:
 
 
 def with_source(message: str) -> str:
-    """A later error, with the place of the value that it is about: it begins with the option, or has its value."""
+    """A later error, with the place of the value that it is about: it begins with the option, or has its value.
+
+    `auto` and other words stand in errors about something else, too: those count in quotes.
+    """
     for name, (value, where) in _values.items():
         named = re.match(rf"(--)?{name.replace('-', '[-_]')}(?![\w-])", message)
-        if named or (len(value) >= _TELLING and value in message):
+        shown = repr(value) if value.isalnum() else value
+        if named or (len(value) >= _TELLING and shown in message):
             return f"{message} (from {where})"
     return message
 
 
 def _check_switch(context: click.Context, option: click.Option) -> None:
     """click takes a word that is neither yes nor no for no word, where switches exclude each other."""
-    word = os.environ.get(str(option.envvar), "")
+    variable = _variable_in_use(option)
+    word = os.environ.get(variable, "")
     if option.is_flag and not option.is_bool_flag and word not in ("", option.flag_value):
         try:
             click.BOOL.convert(word, option, context)
         except click.BadParameter as problem:
-            problem.param_hint = f"the environment variable {option.envvar}"
+            problem.param_hint = f"the environment variable {variable}"
             raise

@@ -114,7 +114,11 @@ def redraw_after_stop(prompt: str) -> Iterator[None]:
     try:
         import readline
         import termios
+
+        stops = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL  # not where whoever started it ignores Ctrl-Z
     except ImportError:  # Windows, which has no Ctrl-Z of this kind
+        stops = False
+    if not stops:
         yield
         return
 

@@ -265,20 +265,20 @@ def generation_options(options: Any) -> GenerationOptions:
 
 
 # Where the value of an option comes from, if somebody gave it.
-_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+_EXPLICIT = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def with_model_values(options: GenerationOptions, model: LanguageModel) -> GenerationOptions:
     """The same with the model's own values of the options that nobody gave."""
-    own: Any = {name: value for name, value in model.sampling_defaults.items() if not _is_given(name)}
+    own: Any = {name: value for name, value in model.sampling_defaults.items() if not _is_explicit(name)}
     return {**options, **own}
 
 
-def _is_given(name: str) -> bool:
+def _is_explicit(name: str) -> bool:
     """To this command, or to the one that runs it."""
     context: click.Context | None = click.get_current_context()
     while context is not None:
-        if context.get_parameter_source(name) in _GIVEN:
+        if context.get_parameter_source(name) in _EXPLICIT:
             return True
         context = context.parent
     return False

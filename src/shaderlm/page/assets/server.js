@@ -24,7 +24,7 @@ function connected(found) {
   const settings = found.default_generation_settings;
   const { n_predict: limit } = settings.params; // as many as the context holds: the server has no limit of its own
   source.model = found.model_alias;
-  source.context = settings.n_ctx;
+  source.context = found.chat_template ? settings.n_ctx : null; // without a template, only the last message is sent
   source.defaults = { ...settings.params, max_tokens: limit < settings.n_ctx ? limit : answerLimit(settings.n_ctx) };
   const context = `context ${count(settings.n_ctx)}`;
   const line = (backend) => [found.device, backend, context].filter(Boolean).join(" · ");
