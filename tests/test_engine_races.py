@@ -19,6 +19,7 @@ import pytest
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, driver
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError, UnavailableError
+from shaderlm.gpu.drivers import DRIVERS
 from shaderlm.gpu.queue import Queue
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import FIRST_PAGES, U32, Tokens
@@ -479,15 +480,15 @@ def test_in_a_fork_a_model_with_a_device_says_so_at_once(monkeypatch: pytest.Mon
     model, runner = made()
     queue = Queue(cast("Any", SimpleNamespace(lost=None)))
     with monkeypatch.context() as child:
-        child.setattr("shaderlm.gpu.queue.os.getpid", lambda: -1)
-        child.setattr(FakeRunner, "forked", property(lambda _: queue.forked))
+        child.setattr(DRIVERS, "forked", True)
+        child.setattr(FakeRunner, "forked", True)
         child.setattr(runner, "check_device", queue.check)
         locked, go_on = threading.Event(), threading.Event()
         other = threading.Thread(target=hold, args=(model.engine._step_lock, locked, go_on), daemon=True)
         other.start()
         assert locked.wait(60)
         with pytest.raises(
-            DeviceError, match=r"fork of the one that opened the device.* Load the model after the fork"
+            DeviceError, match=r"a fork of one that started GPU drivers.* Load the model after the fork"
         ):
             model.generate([5], max_tokens=9)
         model.engine.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .adapters import Adapter, choose, preferred_adapter
 from .backends import Backend, checked, wrong_matrix_units
+from .drivers import DRIVERS
 
 if TYPE_CHECKING:
     from .device import Device
@@ -36,9 +37,7 @@ def open_device(
     adapter and implementation, until it is closed or lost; then the next call opens a new one.
     """
     checked(backend)
-    for shared in list(_open.values()):
-        if shared.forked:  # the driver was started in another process: asking it for adapters may take for ever
-            shared.check()
+    DRIVERS.check()
     if without or limits:
         from .device import Device
 
@@ -73,7 +72,7 @@ def begin_opening(spec: str | int | None = None, backend: Backend = "auto") -> N
     "cpu" nothing.
     """
     word = spec.strip().lower() if isinstance(spec, str) else spec
-    if word == "cpu" or (spec, backend) in _begun:
+    if word == "cpu" or (spec, backend) in _begun or DRIVERS.forked:
         return
     _begun.add((spec, backend))
 
