@@ -5,27 +5,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from shaderlm.engine import planning
+from shaderlm.engine.loading import choose_device
 from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import (
     Adapter,
+    Device,
     Implementation,
     MatrixShape,
     adapters,
     backends,
+    matrices,
     open_device,
     opening,
     preferred_adapter,
 )
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.backends import MATRIX_UNITS, UNMEASURED, Choice, Timing
+from shaderlm.gpu.backends import MATRIX_UNITS, WRONG_UNITS, Choice, Timing
 from shaderlm.gpu.dawn import library
 
 from .command_line import shaderlm
@@ -94,24 +99,37 @@ def test_auto_takes_matrix_units_and_says_where_they_decode_slower() -> None:
     assert backends.choice(caps) == Choice("dawn", MATRIX_UNITS)
     backends.save(caps, {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.2)})
     assert backends.choice(caps).implementation == "dawn"
-    assert "tokens take 20 % longer than with --backend wgpu" in backends.choice(caps).reason
+    slower = "; tokens take 20 % longer than with --backend wgpu"
+    assert backends.choice(caps).reason == MATRIX_UNITS + slower
+    plain = replace(caps, matrix_shapes=())
+    assert backends.choice(plain) == Choice("dawn", "measured: dawn 2200.0 ms, wgpu 3000.0 ms" + slower)
+    backends.save(caps, {"wgpu": Timing(1.0, 1.5), "dawn": Timing(2.0, 1.0)})
+    assert backends.choice(caps) == Choice("dawn", MATRIX_UNITS)
+    slower = "; tokens take 50 % longer than with --backend dawn"
+    assert backends.choice(plain) == Choice("wgpu", "measured: dawn 3000.0 ms, wgpu 2500.0 ms" + slower)
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("opened", [lambda: open_device(0), open_device, lambda: choose_device("auto")])
 @pytest.mark.parametrize("right", [True, False])
-def test_matrix_units_that_fail_their_check_are_no_reason(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_units_that_fail_their_check_are_no_reason(
+    right: bool, opened: Callable[[], Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = [replace(each, caps=replace(each.caps, matrix_shapes=_SHAPES, f16=True)) for each in adapters("dawn")]
+    listed = [replace(each, caps=replace(each.caps, kind="discrete")) for each in listed]
     monkeypatch.setattr(backends, "wrong_matrix_units", set())
-    monkeypatch.setattr(opening, "wrong_matrix_units", backends.wrong_matrix_units)
+    monkeypatch.setattr(matrices, "wrong_matrix_units", backends.wrong_matrix_units)
+    monkeypatch.setattr(matrices, "problems", lambda device, shapes: {} if right else dict.fromkeys(shapes, "wrong"))
     monkeypatch.setattr(sys.modules[choose.__module__], "_of_dawn", lambda: listed)
 
-    def opened(adapter: Adapter) -> SimpleNamespace:
-        by_wgpu = adapter.caps.implementation == "wgpu"
-        return SimpleNamespace(caps=adapter.caps if right or by_wgpu else replace(adapter.caps, matrix_shapes=()))
+    def probed(adapter: Adapter) -> SimpleNamespace:
+        monkeypatch.setattr(matrices, "_wrong", {})
+        return SimpleNamespace(caps=matrices.with_probed_matrices(cast("Any", adapter), ("dawn", 0)))
 
-    monkeypatch.setattr(opening, "_shared", opened)
-    expected = ("dawn", MATRIX_UNITS) if right else ("wgpu", UNMEASURED)
-    assert open_device(0).caps.implementation == expected[0]
+    monkeypatch.setattr(opening, "_shared", probed)
+    expected = ("dawn", MATRIX_UNITS) if right else ("wgpu", WRONG_UNITS)
+    assert opened().caps.implementation == expected[0]
+    backends.wrong_matrix_units.clear()  # as in another process
     assert (adapters()[0].caps.implementation, adapters()[0].reason) == expected
 
 

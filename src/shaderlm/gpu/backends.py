@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 
 from ..errors import DeviceError, ModelError
 from ..files import atomic_write_text, cache_directory
-from . import dawn
+from . import dawn, probe_cache
 from .caps import DeviceCaps, Implementation
 from .packages import version_of
 
@@ -28,10 +28,13 @@ BACKENDS: tuple[Backend, ...] = ("auto", "wgpu", "dawn")
 PACKAGES: Mapping[Implementation, str] = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 FORMAT = 2
 MATRIX_UNITS = "it has matrix units, which read prompts faster"
+WRONG_UNITS = "Dawn's matrix units failed a check; `shaderlm tune` compares both without them"
 UNMEASURED = "`shaderlm tune` has not compared it with Dawn yet"
 _SLOWER = 1.05  # steps of one row that take longer than this are told
 _log = logging.getLogger("shaderlm")
-# Names of adapters whose matrix units failed their check in this process.
+# What the check of matrix units keeps in the cache of probes: the shapes that are right. And the adapters that have
+# none, by name: of this process, for a cache that cannot be written.
+UNITS_PROBE, UNITS_FORMAT = "matrix shapes that are right", 1
 wrong_matrix_units: set[str] = set()
 
 
@@ -76,17 +79,27 @@ def versions() -> dict[Implementation, str | None]:
 def choice(caps: DeviceCaps) -> Choice:
     """For an adapter that both implementations have; `caps` are Dawn's."""
     timings = read(caps)
-    if caps.multiplies_f16 and caps.name not in wrong_matrix_units:
-        slower = timings["dawn"].decode / timings["wgpu"].decode if timings is not None else 1.0
-        if slower <= _SLOWER:
-            return Choice("dawn", MATRIX_UNITS)
-        percent = f"{100 * (slower - 1):.0f} %"
-        return Choice("dawn", f"{MATRIX_UNITS}; measured: tokens take {percent} longer than with --backend wgpu")
-    if timings is not None:
-        fastest = min(timings, key=lambda name: timings[name].total)
-        times = ", ".join(f"{name} {1000 * timing.total:.1f} ms" for name, timing in sorted(timings.items()))
-        return Choice(fastest, f"measured: {times}")
-    return Choice("wgpu", UNMEASURED)
+    wrong = caps.multiplies_f16 and _units_are_wrong(caps)
+    if caps.multiplies_f16 and not wrong:
+        return Choice("dawn", MATRIX_UNITS + _slower_decode(timings, "dawn", "wgpu"))
+    if timings is None:
+        return Choice("wgpu", WRONG_UNITS if wrong else UNMEASURED)
+    fastest, other = sorted(timings, key=lambda name: timings[name].total)
+    times = ", ".join(f"{name} {1000 * timing.total:.1f} ms" for name, timing in sorted(timings.items()))
+    return Choice(fastest, f"measured: {times}{_slower_decode(timings, fastest, other)}")
+
+
+def _units_are_wrong(caps: DeviceCaps) -> bool:
+    """Did they fail their check, in this process or in one before it with this driver?"""
+    return caps.name in wrong_matrix_units or probe_cache.read(caps, UNITS_PROBE, UNITS_FORMAT) == []
+
+
+def _slower_decode(
+    timings: Mapping[Implementation, Timing] | None, taken: Implementation, other: Implementation
+) -> str:
+    """What is said of an implementation that was measured to make tokens more slowly than the other; else nothing."""
+    slower = timings[taken].decode / timings[other].decode if timings is not None else 1.0
+    return f"; tokens take {100 * (slower - 1):.0f} % longer than with --backend {other}" if slower > _SLOWER else ""
 
 
 def path_of(caps: DeviceCaps) -> Path:

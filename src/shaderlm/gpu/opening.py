@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .adapters import Adapter, choose, preferred_adapter
-from .backends import Backend, checked, wrong_matrix_units
+from .backends import Backend, checked
 from .drivers import DRIVERS
 
 if TYPE_CHECKING:
@@ -45,13 +45,12 @@ def open_device(
     with _open_lock:
         adapter = spec if isinstance(spec, Adapter) else _chosen.get((spec, backend)) or choose(spec, backend)
         device = _shared(adapter)
+        if isinstance(spec, Adapter):
+            return device
         if backend == "auto" and adapter.caps.multiplies_f16 and not device.caps.multiplies_f16:
-            wrong_matrix_units.add(adapter.caps.name)  # they failed their check, and were the reason for this choice
-            if not isinstance(spec, Adapter):
-                adapter = choose(spec, backend)
-                device = _shared(adapter)
-        if not isinstance(spec, Adapter):
-            _chosen[spec, backend] = adapter
+            adapter = choose(spec, backend)  # its matrix units failed their check, and were the reason for this choice
+            device = _shared(adapter)
+        _chosen[spec, backend] = adapter
         return device
 
 
@@ -78,8 +77,9 @@ def begin_opening(spec: str | int | None = None, backend: Backend = "auto") -> N
 
     def work() -> None:
         with suppress(Exception):
-            adapter = preferred_adapter(backend) if word in (None, "auto") else choose(spec, backend)
-            if adapter is not None and not (adapter.caps.software and word in (None, "auto")):
-                open_device(adapter)
+            if word not in (None, "auto"):
+                open_device(spec, backend=backend)
+            elif (adapter := preferred_adapter(backend)) is not None and not adapter.caps.software:
+                open_device(backend=backend)
 
     threading.Thread(target=work, name="device").start()
