@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from ..errors import DeviceError
 from .caps import DeviceCaps
 from .drivers import DRIVERS, Drivers
-from .processors import processors_of
+from .processor_table import processors_of
 
 if TYPE_CHECKING:
     from .program import Access, Array
