@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from shaderlm.gpu.backends import MATRIX_UNITS, WRONG_UNITS, Choice, Timing
 from shaderlm.gpu.dawn import library
 
 from .command_line import shaderlm
+from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.dawn
 _SHAPES = tuple(
@@ -131,6 +133,25 @@ def test_matrix_units_that_fail_their_check_are_no_reason(
     assert opened().caps.implementation == expected[0]
     backends.wrong_matrix_units.clear()  # as in another process
     assert (adapters()[0].caps.implementation, adapters()[0].reason) == expected
+
+
+@pytest.mark.usefixtures("cache")
+def test_slower_tokens_are_said_wherever_an_implementation_is_named(tmp_path: Path) -> None:
+    caps = adapters("dawn")[0].caps
+    backends.save(caps, {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.5)})
+    path, device = write_tiny_llama(tmp_path / "tiny.gguf"), ("--device", caps.name)
+    for arguments in (
+        ("devices",),
+        ("devices", "--report"),
+        ("info", path, "--context", 5, *device),
+        ("generate", "the", "-n", 1, "-v", "-m", path, *device),
+    ):
+        done = shaderlm(*arguments)
+        said = " ".join(re.sub("[│|]", " ", done.out + done.err).split())
+        assert done.code == 0
+        assert "dawn" in said
+        for words in ("tokens take", "50 %", "longer"):  # the table of devices breaks lines
+            assert words in said, arguments
 
 
 def test_without_vulkan_dawn_is_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
