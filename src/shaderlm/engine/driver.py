@@ -276,8 +276,7 @@ class Engine:
         """One turn: wait for the oldest step, submit the next one, make text of its tokens."""
         inbox, in_flight = self._inbox, self._core.in_flight
         self._process_control()
-        alone = len(self._scheduler.running) == 1 and not self._scheduler.waiting
-        ahead = self._runner.steps_ahead_alone if alone else self._runner.steps_ahead
+        ahead = self._runner.steps_ahead_alone if self._scheduler.decodes_alone else self._runner.steps_ahead
         self._take_masks(self._masks.dispatch(inbox.active))
         if len(in_flight) < ahead:
             self._fill(ahead)
