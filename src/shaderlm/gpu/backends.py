@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,14 +17,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ..errors import DeviceError, ModelError
-from ..files import atomic_write_text, cache_directory
+from ..files import atomic_write_text
 from . import dawn, probe_cache
 from .caps import DeviceCaps, Implementation
-from .packages import version_of
+from .device_files import driver_of, file_of
+from .packages import PACKAGES, version_of
 
 Backend = Literal["auto", "wgpu", "dawn"]
 BACKENDS: tuple[Backend, ...] = ("auto", "wgpu", "dawn")
-PACKAGES: Mapping[Implementation, str] = {"wgpu": "wgpu", "dawn": "wgpudawn"}
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("wgpu", "dawn")
 FORMAT = 2
 MATRIX_UNITS = "it has matrix units, which read prompts faster"
 WRONG_UNITS = "Dawn's matrix units failed a check; `shaderlm tune` compares both without them"
@@ -73,7 +73,7 @@ def checked(backend: Any) -> Backend:
 
 def versions() -> dict[Implementation, str | None]:
     """The version of each implementation's package; None where it is not installed."""
-    return {implementation: version_of(package) for implementation, package in PACKAGES.items()}
+    return {implementation: version_of(PACKAGES[implementation]) for implementation in IMPLEMENTATIONS}
 
 
 def choice(caps: DeviceCaps) -> Choice:
@@ -104,13 +104,11 @@ def _slower_decode(
 
 def path_of(caps: DeviceCaps) -> Path:
     """Where the measurement of a device is kept. A ModelError where there is no place for caches."""
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
-    return cache_directory() / "tuning" / f"{slug}.backends.json"
+    return file_of(caps, "backends.json", by_implementation=False)
 
 
 def _stamp(caps: DeviceCaps) -> dict[str, Any]:
-    about = {"device": caps.name, "backend": caps.backend, "driver": caps.driver}
-    return {"format": FORMAT, **about, "versions": versions()}
+    return {"format": FORMAT, **driver_of(caps), "versions": versions()}
 
 
 def read(caps: DeviceCaps) -> dict[Implementation, Timing] | None:
@@ -119,7 +117,7 @@ def read(caps: DeviceCaps) -> dict[Implementation, Timing] | None:
         record = json.loads(path_of(caps).read_bytes())
         if any(record[name] != current for name, current in _stamp(caps).items()):
             return None
-        timings: dict[Implementation, Timing] = {name: Timing(**record["seconds"][name]) for name in PACKAGES}
+        timings: dict[Implementation, Timing] = {name: Timing(**record["seconds"][name]) for name in IMPLEMENTATIONS}
         values = [float(value) for timing in timings.values() for value in (timing.prompt, timing.decode)]
     except (OSError, ModelError, ValueError, KeyError, TypeError, RecursionError):
         return None  # there is none, or it is damaged: the fixed rule holds, and `shaderlm tune` measures again
