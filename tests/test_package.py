@@ -34,7 +34,7 @@ def test_dir_has_what_users_need() -> None:
 
 
 def test_unknown_attributes() -> None:
-    for name in ("nothing", "_nothing", "load_model"):
+    for name in ("nothing", "_nothing", "load_model", "", "no.thing"):
         with pytest.raises(AttributeError, match=f"module 'shaderlm' has no attribute '{name}'"):
             getattr(shaderlm, name)
 
