@@ -143,7 +143,8 @@ def _prefer(implementation: Implementation) -> None:
     if dawn.missing() is None:
         for adapter in dawn.adapters():
             backends.save(
-                adapter.caps, {name: backends.Timing(1.0 + (name != implementation), 1.0) for name in backends.PACKAGES}
+                adapter.caps,
+                {name: backends.Timing(1.0 + (name != implementation), 1.0) for name in backends.IMPLEMENTATIONS},
             )
 
 

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from shaderlm.engine import planning
+from shaderlm.engine.loading import choose_device
 from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import (
     Adapter,
+    Device,
     Implementation,
     MatrixShape,
     adapters,
     backends,
+    matrices,
     open_device,
     opening,
     preferred_adapter,
 )
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.backends import MATRIX_UNITS, UNMEASURED, Choice, Timing
+from shaderlm.gpu.backends import MATRIX_UNITS, WRONG_UNITS, Choice, Timing
 from shaderlm.gpu.dawn import library
 
 from .command_line import shaderlm
+from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.dawn
 _SHAPES = tuple(
@@ -94,32 +102,73 @@ def test_auto_takes_matrix_units_and_says_where_they_decode_slower() -> None:
     assert backends.choice(caps) == Choice("dawn", MATRIX_UNITS)
     backends.save(caps, {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.2)})
     assert backends.choice(caps).implementation == "dawn"
-    assert "tokens take 20 % longer than with --backend wgpu" in backends.choice(caps).reason
+    slower = "; tokens take 20 % longer than with --backend wgpu"
+    assert backends.choice(caps).reason == MATRIX_UNITS + slower
+    plain = replace(caps, matrix_shapes=())
+    assert backends.choice(plain) == Choice("dawn", "measured: dawn 2200.0 ms, wgpu 3000.0 ms" + slower)
+    backends.save(caps, {"wgpu": Timing(1.0, 1.5), "dawn": Timing(2.0, 1.0)})
+    assert backends.choice(caps) == Choice("dawn", MATRIX_UNITS)
+    slower = "; tokens take 50 % longer than with --backend dawn"
+    assert backends.choice(plain) == Choice("wgpu", "measured: dawn 3000.0 ms, wgpu 2500.0 ms" + slower)
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("opened", [lambda: open_device(0), open_device, lambda: choose_device("auto")])
 @pytest.mark.parametrize("right", [True, False])
-def test_matrix_units_that_fail_their_check_are_no_reason(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_units_that_fail_their_check_are_no_reason(
+    right: bool, opened: Callable[[], Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = [replace(each, caps=replace(each.caps, matrix_shapes=_SHAPES, f16=True)) for each in adapters("dawn")]
+    listed = [replace(each, caps=replace(each.caps, kind="discrete")) for each in listed]
     monkeypatch.setattr(backends, "wrong_matrix_units", set())
-    monkeypatch.setattr(opening, "wrong_matrix_units", backends.wrong_matrix_units)
+    monkeypatch.setattr(matrices, "wrong_matrix_units", backends.wrong_matrix_units)
+    monkeypatch.setattr(matrices, "problems", lambda device, shapes: {} if right else dict.fromkeys(shapes, "wrong"))
     monkeypatch.setattr(sys.modules[choose.__module__], "_of_dawn", lambda: listed)
 
-    def opened(adapter: Adapter) -> SimpleNamespace:
-        by_wgpu = adapter.caps.implementation == "wgpu"
-        return SimpleNamespace(caps=adapter.caps if right or by_wgpu else replace(adapter.caps, matrix_shapes=()))
+    def probed(adapter: Adapter) -> SimpleNamespace:
+        monkeypatch.setattr(matrices, "_wrong", {})
+        return SimpleNamespace(caps=matrices.with_probed_matrices(cast("Any", adapter), ("dawn", 0)))
 
-    monkeypatch.setattr(opening, "_shared", opened)
-    expected = ("dawn", MATRIX_UNITS) if right else ("wgpu", UNMEASURED)
-    assert open_device(0).caps.implementation == expected[0]
+    monkeypatch.setattr(opening, "_shared", probed)
+    expected = ("dawn", MATRIX_UNITS) if right else ("wgpu", WRONG_UNITS)
+    assert opened().caps.implementation == expected[0]
+    backends.wrong_matrix_units.clear()  # as in another process
     assert (adapters()[0].caps.implementation, adapters()[0].reason) == expected
 
 
-def test_without_vulkan_dawn_is_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(library.Library, "_has_vulkan", lambda self: False)
-    _forget(monkeypatch)
-    assert adapters("dawn") == []
-    assert capfd.readouterr() == ("", "")
+@pytest.mark.usefixtures("cache")
+def test_slower_tokens_are_said_wherever_an_implementation_is_named(tmp_path: Path) -> None:
+    caps = adapters("dawn")[0].caps
+    backends.save(caps, {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.5)})
+    path, device = write_tiny_llama(tmp_path / "tiny.gguf"), ("--device", caps.name)
+    for arguments in (
+        ("devices",),
+        ("devices", "--report"),
+        ("info", path, "--context", 5, *device),
+        ("generate", "the", "-n", 1, "-v", "-m", path, *device),
+    ):
+        done = shaderlm(*arguments)
+        said = " ".join(re.sub("[│|]", " ", done.out + done.err).split())
+        assert done.code == 0
+        assert "dawn" in said
+        for words in ("tokens take", "50 %", "longer"):  # the table of devices breaks lines
+            assert words in said, arguments
+
+
+WITHOUT_LOADER = """
+import ctypes
+def missing(name): raise OSError(name)
+ctypes.CDLL = missing
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Vulkan is the only API of Dawn there")
+@pytest.mark.parametrize("before", ["", WITHOUT_LOADER], ids=["driver", "loader"])
+def test_without_vulkan_dawn_is_silent(before: str) -> None:
+    code = f"{before}\nfrom shaderlm.gpu import adapters; print(adapters('dawn'), adapters('dawn'))"
+    environment = {**os.environ, "VK_DRIVER_FILES": "/no/such/driver.json"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[] []\n", "")
 
 
 @pytest.mark.usefixtures("cache")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, SamplingParams
+from shaderlm.engine.scheduler import Batch
 from shaderlm.errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from shaderlm.graph.batch import PAGE
 
@@ -154,6 +155,25 @@ def test_more_steps_are_on_their_way_where_one_sequence_decodes_alone(alone: boo
     all_submitted.set()
     assert [ids_of(handle) for handle in handles] == [expected([i], 100) for i in range(len(handles))]
     assert max(seen[len(handles)][4:50]) == most, "the first steps were on their way when the other one came"
+    found.close()
+    left_nothing(runner)
+
+
+def test_no_more_steps_are_on_their_way_while_a_prompt_is_read_alone() -> None:
+    """They are long: a request that comes then would wait for all of them."""
+    found, runner = made(max_tokens=8)
+    runner.steps_ahead_alone = 3
+    core, ahead = found.engine._core, dict[bool, int]()
+    submit = core.submit
+
+    def counted(batch: Batch) -> bool:
+        ahead[batch.decode] = max(ahead.get(batch.decode, 0), len(core.in_flight) + 1)
+        return submit(batch)
+
+    core.submit = counted  # type: ignore[method-assign]
+    prompt = list(range(64))
+    assert ids_of(found.engine.submit(request(prompt, 30))) == expected(prompt, 30)
+    assert ahead == {False: 2, True: 3}
     found.close()
     left_nothing(runner)
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from shaderlm import gpu
 from shaderlm.engine import load
 from shaderlm.errors import DeviceError
-from shaderlm.gpu import Device, open_device
+from shaderlm.gpu import Device, adapters, begin_opening, open_device
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.wgpu_native import declarations, generate, library
 from shaderlm.gpu.wgpu_native.bindings import ffi
@@ -269,12 +270,53 @@ def in_fork(work: Callable[[], object]) -> str:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
 def test_a_fork_has_no_device(own: Device, tmp_path: Path) -> None:
-    refused = "DeviceError: this process is a fork of the one that opened the device"
+    refused = "DeviceError: this process is a fork of one that started GPU drivers"
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     with load(path, device=own) as model:
         before = model.generate("the", max_tokens=3)
+        text = str(before)
         assert in_fork(lambda: model.generate("the", max_tokens=3)).startswith(refused)
         assert in_fork(model.close) == "returned None"
         assert in_fork(lambda: load(path, device=own)).startswith(refused)
+        assert in_fork(lambda: load(path, device=own.caps.name)).startswith(refused)
+        assert in_fork(lambda: load(path, backend=own.caps.implementation)).startswith(refused)
+        assert in_fork(lambda: load(path, device="cpu").generate("the", max_tokens=3)[:]) == f"returned {text!r}"
+        assert in_fork(adapters).startswith(refused)
         assert in_fork(own.close) == "returned None"
         assert model.generate("the", max_tokens=3) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_a_fork_begins_to_open_nothing(own: Device) -> None:
+    """The thread that did it would wait for ever, and the end of the process for that thread."""
+
+    def threads_of_opening() -> int:
+        before = threading.active_count()
+        begin_opening("no such adapter")
+        return threading.active_count() - before
+
+    assert in_fork(threads_of_opening) == "returned 0"
+
+
+FORKED = """
+import os, signal, sys, warnings
+from shaderlm.gpu import Device
+from shaderlm.gpu.adapters import choose
+from tests.gpu_programs import adding, program
+device = Device(choose(sys.argv[1], sys.argv[2]))
+device.run(program(adding("before the fork")))
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_a_fork_ends(own: Device) -> None:
+    """It gives back nothing of the device: drivers would wait for threads that it does not have."""
+    command = [sys.executable, "-c", FORKED, own.caps.name, own.caps.implementation]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=SOURCE.parent.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")

@@ -551,7 +551,7 @@ def test_all_parts_are_one_download(hub: tuple[type[_Hub], str], tmp_path: Path)
     ("before", "said"),
     [
         (
-            "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=1000)",
+            "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(total=2000, free=1000)",
             "fetching large.gguf needs 12 MB, 1,000 B are free in ",
         ),
         (
@@ -572,6 +572,16 @@ def test_a_full_disk(before: str, said: str, hub: tuple[type[_Hub], str], tmp_pa
     assert last.startswith("shaderlm.errors.ModelError: ")
     assert said in last
     assert _downloads(kind) == []
+
+
+def test_a_disk_that_tells_no_sizes(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    file = kind.root / "org" / "repo" / "large.gguf"
+    file.parent.mkdir()
+    file.write_bytes(os.urandom(2_000_000))
+    before = "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(total=0, free=0)"
+    _find(endpoint, tmp_path / "cache", "hf:org/repo/large.gguf", before)
+    assert _downloads(kind) == [file.name]
 
 
 def test_run_without_a_network_is_one_line(tmp_path: Path) -> None:

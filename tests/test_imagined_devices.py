@@ -12,7 +12,7 @@ import pytest
 
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import DeviceCaps, MatrixShape
-from shaderlm.gpu.processors import processors_of
+from shaderlm.gpu.processor_table import processors_of
 from shaderlm.graph import resolve
 from shaderlm.graph.batch import CONTEXTS
 from shaderlm.kernels import choose

@@ -23,7 +23,23 @@ from shaderlm.install import install_command
             "uv tool install 'shaderlm[serve,structured]'",
         ),
         ("uv-receipt.toml", '[tool]\nrequirements = [{ name = "shaderlm" }]\n', "uv tool install 'shaderlm[serve]'"),
+        (
+            "uv-receipt.toml",
+            '[tool]\nrequirements = [{ name = "shaderlm", directory = "/home/me/shaderlm" }, { name = "pillow" }]\n',
+            "uv tool install '/home/me/shaderlm[serve]'",
+        ),
+        (
+            "uv-receipt.toml",
+            '[tool]\nrequirements = [{ name = "shaderlm", git = "https://example.org/shaderlm" }]\n',
+            "uv tool install 'shaderlm[serve] @ git+https://example.org/shaderlm'",
+        ),
         ("uv-receipt.toml", "[tool", "pip install 'shaderlm[serve]'"),
+        ("uv-receipt.toml", "[tool]\nrequirements = []\n", "pip install 'shaderlm[serve]'"),
+        (
+            "pipx_metadata.json",
+            json.dumps({"main_package": {"package_or_url": "git+https://example.org/shaderlm"}}),
+            "pipx install --force 'shaderlm[serve] @ git+https://example.org/shaderlm'",
+        ),
         (
             "pipx_metadata.json",
             json.dumps({"main_package": {"package_or_url": "shaderlm"}}),

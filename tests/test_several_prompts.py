@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,24 @@ def test_a_wrong_option_is_not_that_of_a_prompt(model: LanguageModel) -> None:
         model.chat([[{"role": "user", "content": "the"}]], **options)
     with pytest.raises(InputError, match=r"^conversation 1: "):
         model.chat([[{"role": "user", "content": "the"}], []])
+
+
+async def _first(model: LanguageModel, prompts: Any) -> None:
+    async for _ in model.astream(prompts):
+        return
+
+
+def test_what_takes_one_prompt_says_what_takes_several(model: LanguageModel) -> None:
+    prompts: Any = PROMPTS
+    for call in (
+        lambda: model.stream(prompts),
+        lambda: asyncio.run(model.agenerate(prompts)),
+        lambda: asyncio.run(_first(model, prompts)),
+    ):
+        with pytest.raises(
+            InputError, match=r"got \['the', .*; only generate\(\) and embed\(\) take a list of prompts"
+        ):
+            call()
 
 
 def test_an_error_while_they_run_ends_all(

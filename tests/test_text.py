@@ -295,9 +295,9 @@ def test_the_template_of_a_checkpoint() -> None:
         ([{"role": "user"}], "content"),
         (["hello"], "'str'"),
         ([{"role": ["user"], "content": "x"}], "['user']"),
-        ("hello", "list of messages, got str"),
-        (5, "list of messages, got int"),
-        ({"role": "user", "content": "x"}, "list of messages, got dict"),
+        ("hello", 'a list such as [{"role": "user", "content": "Hello"}], got str'),
+        (5, '"content": "Hello"}], got int'),
+        ({"role": "user", "content": "x"}, '"Hello"}], got dict'),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "a part of the content of message 0 must be",

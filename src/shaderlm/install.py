@@ -20,23 +20,19 @@ def install_command(extra: str, *, upgrade: bool = False) -> str:
     newer = " -U" if upgrade else ""
     try:
         if (prefix / "uv-receipt.toml").exists():
-            return _quoted(f"uv tool install{newer}", NAME, {extra, *_extras_of_uv(prefix / "uv-receipt.toml")})
+            source, extras = _source_of_uv(prefix / "uv-receipt.toml")
+            return _quoted(f"uv tool install{newer}", source, {extra, *extras})
         if (prefix / "pipx_metadata.json").exists():
             source, extras = _source_of_pipx(prefix / "pipx_metadata.json")
             return _quoted("pipx install --force", source, {extra, *extras})
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # another version of the tool writes it otherwise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # another version of the tool writes otherwise
         pass
     return _quoted(f"{_installer(prefix)} install{newer}", NAME, {extra})
 
 
 def _quoted(command: str, source: str, extras: set[str]) -> str:
-    return f"{command} '{source}[{','.join(sorted(extras))}]'"
+    listed = f"[{','.join(sorted(extras))}]"
+    return f"{command} '{NAME}{listed} @ {source}'" if "://" in source else f"{command} '{source}{listed}'"
 
 
 def _installer(prefix: Path) -> str:
@@ -48,9 +44,13 @@ def _installer(prefix: Path) -> str:
     return "uv pip" if re.search(r"^uv\s*=", text, re.MULTILINE) else "pip"
 
 
-def _extras_of_uv(receipt: Path) -> set[str]:
+def _source_of_uv(receipt: Path) -> tuple[str, set[str]]:
+    """The name, path or address that uv installed, and the extras."""
     requirements = tomllib.loads(receipt.read_text(encoding="utf-8"))["tool"]["requirements"]
-    return {extra for each in requirements if each["name"] == NAME for extra in each.get("extras", ())}
+    (own,) = (each for each in requirements if each["name"] == NAME)
+    address = f"git+{own['git']}" if "git" in own else own.get("url")
+    places = (address, *(own.get(kind) for kind in ("directory", "editable", "path")))
+    return next((str(place) for place in places if place), NAME), set(own.get("extras", ()))
 
 
 def _source_of_pipx(metadata: Path) -> tuple[str, set[str]]:

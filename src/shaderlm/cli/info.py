@@ -148,14 +148,14 @@ def _memory(kind: Architecture, config: Config, context: int, device: str | None
 
     if device == "cpu":
         raise InputError("--context counts what a GPU keeps; --device names one, got 'cpu'")
-    if device is not None:
-        caps = choose(device, backend).caps
-    else:
-        adapter = preferred_adapter(backend)
-        caps = adapter.caps if adapter is not None and not adapter.caps.software else LARGE_GPU
+    adapter = preferred_adapter(backend) if device is None else choose(device, backend)
+    if device is None and adapter is not None and adapter.caps.software:
+        adapter = None
+    caps = LARGE_GPU if adapter is None else adapter.caps
+    by = None if adapter is None else f"{caps.implementation}: {adapter.reason}"
     needed = memory(kind, config, caps, context)
     parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
-    return {"context": context, "device": caps.name, "device_bytes": caps.heap or None, **parts}
+    return {"context": context, "device": caps.name, "device_bytes": caps.heap or None, "backend": by, **parts}
 
 
 def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
@@ -169,6 +169,8 @@ def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
     short = has and memory["total"] > memory["device_bytes"]
     print(f"{'memory':<14} {size(memory['total'])} with {memory['context']:,} tokens of context ({parts})")
     print(f"{'':<14} on {printable(memory['device'])}{has}{': too little' if short else ''}")
+    if memory["backend"]:
+        print(f"{'':<14} by {memory['backend']}")
 
 
 # Gathering -----------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,8 +20,9 @@ from typing import Any
 
 from .. import kernels
 from ..errors import ModelError
-from ..files import atomic_write_text, cache_directory
+from ..files import atomic_write_text
 from ..gpu import DeviceCaps
+from ..gpu.device_files import driver_of, file_of
 from ..kernels import Dims, Option, all_routes, option
 
 FORMAT = 1
@@ -35,7 +35,7 @@ _saving = threading.Lock()  # of two processes that save at once, one may lose e
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found for a shape. Names are ROUTE or ROUTE/CONFIG; `thorough` by `shaderlm tune`, not at a load."""
+    """What was found for a shape. Names are ROUTE or ROUTE/CONFIG; `thorough`: by `tune`, not by `serve` or `bench`."""
 
     winner: str
     built_in: str  # what would be taken without measuring
@@ -99,15 +99,12 @@ def kernels_version() -> str:
 
 def path_of(caps: DeviceCaps) -> Path:
     """Where the tuning of a device is kept. A ModelError where there is no place for caches."""
-    by = "" if caps.implementation == "wgpu" else caps.implementation
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend} {by}".lower()).strip("-")[:100]
-    return cache_directory() / "tuning" / f"{slug}.json"
+    return file_of(caps, "json")
 
 
 def _stamp(caps: DeviceCaps) -> dict[str, Any]:
     """What a file must say to be of use here."""
-    about = {"device": caps.name, "backend": caps.backend, "driver": caps.driver}
-    return {"format": FORMAT, **about, "kernels": kernels_version()}
+    return {"format": FORMAT, **driver_of(caps), "kernels": kernels_version()}
 
 
 def read(caps: DeviceCaps) -> Tuning:

@@ -69,6 +69,7 @@ class Engine:
         self._recovery = Recovery(runner, self._core, self._scheduler, self._inbox, self._masks)
         self._counters = Counters()
         self._thread: threading.Thread | None = None
+        self._thread_of_parent = False
         self._numbers = itertools.count()
         _engines.add(self)
 
@@ -127,6 +128,10 @@ class Engine:
         self._inbox.check_open()
         if self._runner.forked:
             self._runner.check_device()
+        if self._thread_of_parent:
+            raise UnavailableError(
+                "this process is a fork, made while another thread generated with this model; load it again here"
+            )
         prompt, context = len(request.prompt_ids), self.context
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
@@ -276,8 +281,7 @@ class Engine:
         """One turn: wait for the oldest step, submit the next one, make text of its tokens."""
         inbox, in_flight = self._inbox, self._core.in_flight
         self._process_control()
-        alone = len(self._scheduler.running) == 1 and not self._scheduler.waiting
-        ahead = self._runner.steps_ahead_alone if alone else self._runner.steps_ahead
+        ahead = self._runner.steps_ahead_alone if self._scheduler.decodes_alone else self._runner.steps_ahead
         self._take_masks(self._masks.dispatch(inbox.active))
         if len(in_flight) < ahead:
             self._fill(ahead)
@@ -460,7 +464,7 @@ class Engine:
 
     def close(self) -> None:
         """End all requests with an error, and let go of the cache. Waits for the token and masks that are awaited."""
-        if self._runner.forked:  # nobody gives back the locks that other threads had
+        if self._runner.forked or self._thread_of_parent:  # nobody gives back the locks that other threads had
             self._inbox.closed = True
             return
         with self._inbox.lock:
@@ -495,8 +499,15 @@ class Engine:
         return [handle.info for handle in self._inbox.all_active()]
 
 
-if hasattr(os, "register_at_fork"):  # the threads of engines are not in the child
-    os.register_at_fork(after_in_child=_engines.clear)
+def _after_fork() -> None:
+    """In the child: the threads of engines are not there."""
+    for engine in list(_engines):
+        engine._thread_of_parent = engine.has_thread
+    _engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

@@ -141,7 +141,11 @@ class LanguageModel:
             self._check_tokens(self.tokenizer.min_tokens(prompt), at_least=True)
             ids = self.tokenize(prompt, parse_special=params.parse_special)
         else:
-            ids = token_ids("prompt", prompt, "a str or a list of token ids (whole numbers)")
+            expected = "a str or a list of token ids (whole numbers)"
+            if _are_prompts(prompt):
+                several = "only generate() and embed() take a list of prompts"
+                raise InputError(f"prompt must be {expected}, got {reprlib.repr(prompt)}; {several}")
+            ids = token_ids("prompt", prompt, expected)
         request = self._request(ids, params)
         if params.structure is None:
             return request
@@ -325,7 +329,7 @@ class LanguageModel:
         return requests
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
-        return [handle.completion for handle in self._run_all(requests) if handle.completion is not None]
+        return [cast(Completion, handle.completion) for handle in self._run_all(requests)]
 
     def _run_all(self, requests: Sequence[Request]) -> list[Handle]:
         """Run requests together, to the end. An error of one, or Ctrl-C, ends all."""

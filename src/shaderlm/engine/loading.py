@@ -192,7 +192,7 @@ def choose_device(device: str | int | Device | None, backend: Backend = "auto") 
         _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
         return None
     if adapter and not adapter.caps.software:
-        return open_device(adapter)
+        return open_device(backend=backend)  # not this adapter: its matrix units may fail their check
     if not adapter:
         _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` lists what to install")
         return None

@@ -87,10 +87,10 @@ def measure_backends(
     if backend_missing("dawn") is not None:
         return None
     adapters: dict[Implementation, Adapter] = {}
-    for name in backends.PACKAGES:
+    for name in backends.IMPLEMENTATIONS:
         with suppress(DeviceError):  # Dawn has no OpenGL
             adapters[name] = choose_adapter(device, name)
-    if len({adapter.caps.name for adapter in adapters.values()}) != 1 or len(adapters) < len(backends.PACKAGES):
+    if len({adapter.caps.name for adapter in adapters.values()}) != 1 or len(adapters) < len(backends.IMPLEMENTATIONS):
         return None
     caps = adapters["dawn"].caps
     if again or backends.read(caps) is None:

@@ -13,16 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError
+from ..formats.sampling_keys import SAMPLING_KEYS
 from ..graph.sampling import MAX_LOGPROBS
 from ..runtime.sampler_settings import SamplerSettings
 
 MAX_U32 = (1 << 32) - 1
-# Options that a file may have its own values for, and its keys after general.sampling.
-_OF_FILES = {
-    "temperature": "temp",
-    "repetition_penalty": "penalty_repeat",
-    **{name: name for name in ("top_k", "top_p", "min_p")},
-}
 _log = logging.getLogger("shaderlm")
 
 
@@ -120,8 +115,7 @@ def settings_of(params: SamplingParams) -> SamplerSettings:
 def sampling_of_file(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values that a model wants to be sampled with. A wrong one is named, and not used."""
     values = {}
-    for name, suffix in _OF_FILES.items():
-        key = f"general.sampling.{suffix}"
+    for name, key in SAMPLING_KEYS.items():
         value = metadata.get(key)
         if value is not None:
             try:

@@ -309,6 +309,11 @@ class Scheduler:
         self.preempt(self.running[-1])
         return self._schedule()
 
+    @property
+    def decodes_alone(self) -> bool:
+        """Is there one sequence, which has read its prompt?"""
+        return len(self.running) == 1 and not self.waiting and not self._is_prefilling(self.running[0])
+
     def _is_prefilling(self, state: SequenceState) -> bool:
         """Does it have more than one known token to run?"""
         if state.in_flight:

@@ -16,18 +16,13 @@ from typing import Any, NamedTuple
 from ..errors import ModelError
 from .json_files import read_json
 from .mapped import map_file, unmap
+from .sampling_keys import SAMPLING_KEYS
 from .sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, pieces_metadata
 
 JSON, MODEL, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 MODEL_CONFIG = "config.json"
 _GENERATION, _TEMPLATE = "generation_config.json", "chat_template.jinja"
 FILES = (JSON, MODEL, CONFIG, _GENERATION, _TEMPLATE)  # beside config.json
-# Keys of generation_config.json, and what GGUF calls them.
-_SAMPLING = {
-    "temperature": "temp",
-    "repetition_penalty": "penalty_repeat",
-    **{name: name for name in ("top_k", "top_p", "min_p")},
-}
 _MAX_JSON, _MAX_PIECES, _MAX_CONFIG, _MAX_TEMPLATE = 128 << 20, 64 << 20, 16 << 20, 4 << 20
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # GGUF's name: Hugging Face's
@@ -317,13 +312,13 @@ def _ends(ids: Any, count: int) -> list[int]:
 
 
 def sampling_metadata(folder: Path) -> dict[str, Any]:
-    """How the model wants its tokens to be sampled, by GGUF's keys. Without `do_sample`, its values are not in use."""
+    """How the model wants its tokens to be sampled, by GGUF's keys. If `do_sample` is false, its values do not hold."""
     config = _optional(folder / _GENERATION)
     if config.get("do_sample") is False:
         return {}
     if config.get("do_sample") is True and config.get("temperature") is None:
         config = {**config, "temperature": 1.0}
-    return {f"general.sampling.{key}": config[name] for name, key in _SAMPLING.items() if config.get(name) is not None}
+    return {key: config[name] for name, key in SAMPLING_KEYS.items() if config.get(name) is not None}
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> Any:

@@ -94,10 +94,10 @@ def _announce(files: Sequence[Remote], label: str) -> None:
     cache = folder_of(files[0].repo)
     with suppress(OSError):
         place = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        free = shutil.disk_usage(place).free
-        if free < total - here:
+        disk = shutil.disk_usage(place)
+        if disk.total and disk.free < total - here:  # some file systems tell no sizes at all
             raise ModelError(
-                f"{label} needs {decimal(total - here)}, {decimal(free)} are free in {place}; remove a model "
+                f"{label} needs {decimal(total - here)}, {decimal(disk.free)} are free in {place}; remove a model "
                 "(`shaderlm models` lists them), or set HF_HOME to a folder on another disk"
             )
 

@@ -22,7 +22,7 @@ Bytes of copies and writes, and all offsets, are multiples of 4. A `Slot` may bi
 `caps.offset_alignment`. What a GPU refuses is a `DeviceError`; a kernel that does not compile is a `KernelError`. A
 device that was lost says so in every call; the next `open_device` opens a new one.
 
-Lowest first: `program` (plain data), `policy`, `caps`, `webgpu_h` (what an implementation has to have),
+Lowest first: `program` (plain data), `policy`, `caps`, `drivers`, `webgpu_h` (what an implementation has to have),
 `wgpu_native` and `dawn`, `backends`, `adapters`, `read_back`, `recording`, `queue`,
 `command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
 """

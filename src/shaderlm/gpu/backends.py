@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,20 +17,24 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ..errors import DeviceError, ModelError
-from ..files import atomic_write_text, cache_directory
-from . import dawn
+from ..files import atomic_write_text
+from . import dawn, probe_cache
 from .caps import DeviceCaps, Implementation
-from .packages import version_of
+from .device_files import driver_of, file_of
+from .packages import PACKAGES, version_of
 
 Backend = Literal["auto", "wgpu", "dawn"]
 BACKENDS: tuple[Backend, ...] = ("auto", "wgpu", "dawn")
-PACKAGES: Mapping[Implementation, str] = {"wgpu": "wgpu", "dawn": "wgpudawn"}
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("wgpu", "dawn")
 FORMAT = 2
 MATRIX_UNITS = "it has matrix units, which read prompts faster"
+WRONG_UNITS = "Dawn's matrix units failed a check; `shaderlm tune` compares both without them"
 UNMEASURED = "`shaderlm tune` has not compared it with Dawn yet"
 _SLOWER = 1.05  # steps of one row that take longer than this are told
 _log = logging.getLogger("shaderlm")
-# Names of adapters whose matrix units failed their check in this process.
+# What the check of matrix units keeps in the cache of probes: the shapes that are right. And the adapters that have
+# none, by name: of this process, for a cache that cannot be written.
+UNITS_PROBE, UNITS_FORMAT = "matrix shapes that are right", 1
 wrong_matrix_units: set[str] = set()
 
 
@@ -70,34 +73,42 @@ def checked(backend: Any) -> Backend:
 
 def versions() -> dict[Implementation, str | None]:
     """The version of each implementation's package; None where it is not installed."""
-    return {implementation: version_of(package) for implementation, package in PACKAGES.items()}
+    return {implementation: version_of(PACKAGES[implementation]) for implementation in IMPLEMENTATIONS}
 
 
 def choice(caps: DeviceCaps) -> Choice:
     """For an adapter that both implementations have; `caps` are Dawn's."""
     timings = read(caps)
-    if caps.multiplies_f16 and caps.name not in wrong_matrix_units:
-        slower = timings["dawn"].decode / timings["wgpu"].decode if timings is not None else 1.0
-        if slower <= _SLOWER:
-            return Choice("dawn", MATRIX_UNITS)
-        percent = f"{100 * (slower - 1):.0f} %"
-        return Choice("dawn", f"{MATRIX_UNITS}; measured: tokens take {percent} longer than with --backend wgpu")
-    if timings is not None:
-        fastest = min(timings, key=lambda name: timings[name].total)
-        times = ", ".join(f"{name} {1000 * timing.total:.1f} ms" for name, timing in sorted(timings.items()))
-        return Choice(fastest, f"measured: {times}")
-    return Choice("wgpu", UNMEASURED)
+    wrong = caps.multiplies_f16 and _units_are_wrong(caps)
+    if caps.multiplies_f16 and not wrong:
+        return Choice("dawn", MATRIX_UNITS + _slower_decode(timings, "dawn", "wgpu"))
+    if timings is None:
+        return Choice("wgpu", WRONG_UNITS if wrong else UNMEASURED)
+    fastest, other = sorted(timings, key=lambda name: timings[name].total)
+    times = ", ".join(f"{name} {1000 * timing.total:.1f} ms" for name, timing in sorted(timings.items()))
+    return Choice(fastest, f"measured: {times}{_slower_decode(timings, fastest, other)}")
+
+
+def _units_are_wrong(caps: DeviceCaps) -> bool:
+    """Did they fail their check, in this process or in one before it with this driver?"""
+    return caps.name in wrong_matrix_units or probe_cache.read(caps, UNITS_PROBE, UNITS_FORMAT) == []
+
+
+def _slower_decode(
+    timings: Mapping[Implementation, Timing] | None, taken: Implementation, other: Implementation
+) -> str:
+    """What is said of an implementation that was measured to make tokens more slowly than the other; else nothing."""
+    slower = timings[taken].decode / timings[other].decode if timings is not None else 1.0
+    return f"; tokens take {100 * (slower - 1):.0f} % longer than with --backend {other}" if slower > _SLOWER else ""
 
 
 def path_of(caps: DeviceCaps) -> Path:
     """Where the measurement of a device is kept. A ModelError where there is no place for caches."""
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
-    return cache_directory() / "tuning" / f"{slug}.backends.json"
+    return file_of(caps, "backends.json", by_implementation=False)
 
 
 def _stamp(caps: DeviceCaps) -> dict[str, Any]:
-    about = {"device": caps.name, "backend": caps.backend, "driver": caps.driver}
-    return {"format": FORMAT, **about, "versions": versions()}
+    return {"format": FORMAT, **driver_of(caps), "versions": versions()}
 
 
 def read(caps: DeviceCaps) -> dict[Implementation, Timing] | None:
@@ -106,7 +117,7 @@ def read(caps: DeviceCaps) -> dict[Implementation, Timing] | None:
         record = json.loads(path_of(caps).read_bytes())
         if any(record[name] != current for name, current in _stamp(caps).items()):
             return None
-        timings: dict[Implementation, Timing] = {name: Timing(**record["seconds"][name]) for name in PACKAGES}
+        timings: dict[Implementation, Timing] = {name: Timing(**record["seconds"][name]) for name in IMPLEMENTATIONS}
         values = [float(value) for timing in timings.values() for value in (timing.prompt, timing.decode)]
     except (OSError, ModelError, ValueError, KeyError, TypeError, RecursionError):
         return None  # there is none, or it is damaged: the fixed rule holds, and `shaderlm tune` measures again

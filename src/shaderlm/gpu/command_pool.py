@@ -7,6 +7,7 @@ the thread that wants results only takes and submits them. Knows nothing of what
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -109,6 +110,10 @@ def _all_of(queue: SimpleQueue[Commands]) -> list[Commands]:
             items.append(queue.get_nowait())
     except Empty:
         return items
+
+
+if hasattr(os, "register_at_fork"):  # the threads of pools are not in the child
+    os.register_at_fork(after_in_child=_open.clear)
 
 
 @atexit.register

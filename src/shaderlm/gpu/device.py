@@ -22,6 +22,7 @@ from ..errors import DeviceError
 from .adapters import Adapter
 from .caps import DeviceCaps
 from .command_pool import CommandBufferPool
+from .drivers import DRIVERS
 from .lanes import with_probed_lanes
 from .matrices import with_probed_matrices
 from .pipelines import Pipelines
@@ -109,7 +110,7 @@ class Device:
     @property
     def forked(self) -> bool:
         """Was it opened by another process, which this one is a fork of?"""
-        return self._queue.forked
+        return DRIVERS.forked
 
     def check(self) -> None:
         """Closed, lost, and opened by another process: these are DeviceErrors."""

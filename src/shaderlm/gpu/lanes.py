@@ -57,7 +57,7 @@ def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceC
     if not caps.subgroups:
         return caps
     if adapter not in _known:
-        _known[adapter] = _kept(caps) or _probed(device)
+        _known[adapter] = _cached(caps) or _probed(device)
     lanes = _known[adapter]
     return replace(
         caps,
@@ -68,11 +68,11 @@ def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceC
     )
 
 
-def _kept(caps: DeviceCaps) -> Lanes | None:
+def _cached(caps: DeviceCaps) -> Lanes | None:
     """As they were probed with this driver."""
-    found = probe_cache.read(caps, _PROBE, FORMAT)
-    numbers = isinstance(found, list) and [type(each) for each in found] == [int, int, bool]
-    return Lanes(*found) if numbers and not caps.software else None
+    fields = probe_cache.read(caps, _PROBE, FORMAT)
+    valid = isinstance(fields, list) and [type(each) for each in fields] == [int, int, bool]
+    return Lanes(*fields) if valid and not caps.software else None
 
 
 def _probed(device: RunsPrograms) -> Lanes:

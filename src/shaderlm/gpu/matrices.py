@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from ..errors import DeviceError, KernelError, ModelError
 from . import probe_cache
+from .backends import UNITS_FORMAT, UNITS_PROBE, wrong_matrix_units
 from .program import Program, RunsPrograms, Slot, Step
 
 if TYPE_CHECKING:
     from .caps import DeviceCaps, MatrixShape
 
 _log = logging.getLogger("shaderlm")
-_PROBE, FORMAT = "matrix shapes that are right", 1  # in the cache of probes
 # left [m, k] and right [n, k] as pairs of f16, then result [m, n] in their place.
 _SOURCE = """
 enable f16;
@@ -70,18 +70,22 @@ def with_probed_matrices(device: RunsPrograms, adapter: tuple[str, int]) -> Devi
         _wrong[adapter] = _problems_of(device, [shape for shape in caps.matrix_shapes if _checked(shape)])
         for shape, reason in _wrong[adapter].items():
             _log.warning("%s: matrix units are not used for %s: %s", caps.name, shape, reason)
-    return replace(caps, matrix_shapes=tuple(shape for shape in caps.matrix_shapes if shape not in _wrong[adapter]))
+    right = replace(caps, matrix_shapes=tuple(shape for shape in caps.matrix_shapes if shape not in _wrong[adapter]))
+    if caps.multiplies_f16 and not right.multiplies_f16:
+        wrong_matrix_units.add(caps.name)
+    return right
 
 
 def _problems_of(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, str]:
-    """`problems`, or what was kept of them with this driver. What fails is tried again at the next start."""
+    """`problems`, or none if all shapes were right with this driver. What failed is tried again, whoever opens it."""
     caps, names = device.caps, [str(shape) for shape in shapes]
-    if not caps.software and probe_cache.read(caps, _PROBE, FORMAT) == names:
+    if not caps.software and probe_cache.read(caps, UNITS_PROBE, UNITS_FORMAT) == names:
         return {}
     wrong = problems(device, shapes)
-    if not wrong and not caps.software:
+    if not caps.software:
+        right = [str(shape) for shape in shapes if shape not in wrong]
         with suppress(OSError, ModelError):
-            probe_cache.write(caps, _PROBE, FORMAT, names)
+            probe_cache.write(caps, UNITS_PROBE, UNITS_FORMAT, right)
     return wrong
 
 

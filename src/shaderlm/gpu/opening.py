@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .adapters import Adapter, choose, preferred_adapter
-from .backends import Backend, checked, wrong_matrix_units
+from .backends import Backend, checked
+from .drivers import DRIVERS
 
 if TYPE_CHECKING:
     from .device import Device
@@ -36,9 +37,7 @@ def open_device(
     adapter and implementation, until it is closed or lost; then the next call opens a new one.
     """
     checked(backend)
-    for shared in list(_open.values()):
-        if shared.forked:  # the driver was started in another process: asking it for adapters may take for ever
-            shared.check()
+    DRIVERS.check()
     if without or limits:
         from .device import Device
 
@@ -46,13 +45,12 @@ def open_device(
     with _open_lock:
         adapter = spec if isinstance(spec, Adapter) else _chosen.get((spec, backend)) or choose(spec, backend)
         device = _shared(adapter)
+        if isinstance(spec, Adapter):
+            return device
         if backend == "auto" and adapter.caps.multiplies_f16 and not device.caps.multiplies_f16:
-            wrong_matrix_units.add(adapter.caps.name)  # they failed their check, and were the reason for this choice
-            if not isinstance(spec, Adapter):
-                adapter = choose(spec, backend)
-                device = _shared(adapter)
-        if not isinstance(spec, Adapter):
-            _chosen[spec, backend] = adapter
+            adapter = choose(spec, backend)  # its matrix units failed their check, and were the reason for this choice
+            device = _shared(adapter)
+        _chosen[spec, backend] = adapter
         return device
 
 
@@ -73,14 +71,15 @@ def begin_opening(spec: str | int | None = None, backend: Backend = "auto") -> N
     "cpu" nothing.
     """
     word = spec.strip().lower() if isinstance(spec, str) else spec
-    if word == "cpu" or (spec, backend) in _begun:
+    if word == "cpu" or (spec, backend) in _begun or DRIVERS.forked:
         return
     _begun.add((spec, backend))
 
     def work() -> None:
         with suppress(Exception):
-            adapter = preferred_adapter(backend) if word in (None, "auto") else choose(spec, backend)
-            if adapter is not None and not (adapter.caps.software and word in (None, "auto")):
-                open_device(adapter)
+            if word not in (None, "auto"):
+                open_device(spec, backend=backend)
+            elif (adapter := preferred_adapter(backend)) is not None and not adapter.caps.software:
+                open_device(backend=backend)
 
     threading.Thread(target=work, name="device").start()

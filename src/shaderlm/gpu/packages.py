@@ -1,10 +1,12 @@
-"""Which version of a package is installed. Nothing of the package is imported."""
+"""The packages of the implementations, and which version of a package is installed. Nothing of it is imported."""
 
 from __future__ import annotations
 
 import importlib.util
 from functools import lru_cache
 from pathlib import Path
+
+PACKAGES = {"wgpu": "wgpu", "dawn": "wgpudawn"}  # by implementation of WebGPU
 
 
 def folder_of(package: str) -> Path | None:

@@ -6,18 +6,16 @@ One file per GPU and implementation of WebGPU. Another driver, or another versio
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from ..files import atomic_write_text, cache_directory
-from .packages import version_of
+from ..files import atomic_write_text
+from .device_files import driver_of, file_of
+from .packages import PACKAGES, version_of
 
 if TYPE_CHECKING:
     from .caps import DeviceCaps
-
-_PACKAGES = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 
 
 def read(caps: DeviceCaps, probe: str, version: int) -> Any:
@@ -43,14 +41,11 @@ def remove(caps: DeviceCaps, probe: str) -> None:
 
 def path_of(caps: DeviceCaps) -> Path:
     """The file of a GPU. A ModelError where there is no place for caches."""
-    by = "" if caps.implementation == "wgpu" else caps.implementation
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend} {by}".lower()).strip("-")[:100]
-    return cache_directory() / "tuning" / f"{slug}.probes.json"
+    return file_of(caps, "probes.json")
 
 
 def _stamp(caps: DeviceCaps) -> dict[str, Any]:
-    library = version_of(_PACKAGES[caps.implementation])
-    return {"device": caps.name, "backend": caps.backend, "driver": caps.driver, "library": library}
+    return {**driver_of(caps), "library": version_of(PACKAGES[caps.implementation])}
 
 
 def _record(caps: DeviceCaps) -> dict[str, Any]:

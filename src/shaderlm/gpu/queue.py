@@ -6,7 +6,6 @@ implementation keeps structures for them. It is held for microseconds, never whi
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,15 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError
+from .drivers import DRIVERS
 from .read_back import PendingReadBack, ReadBackRing
 from .recording import BoundProgram, CommandBuffer, ReadBack, encode
 from .webgpu_h import Encoder, NativeDevice
 
 NO_TURNS = nullcontext()
-_FORKED = (
-    "this process is a fork of the one that opened the device, and drivers do not work in both. Load the model after "
-    "the fork alone, or load it again in processes that multiprocessing starts by 'spawn'"
-)
 
 
 class Queue:
@@ -33,18 +29,11 @@ class Queue:
     def __init__(self, native: NativeDevice) -> None:
         self.native, self.ring = native, ReadBackRing(native)
         self.closed = False
-        self._process = os.getpid()
         self._submitting = threading.Lock()
-
-    @property
-    def forked(self) -> bool:
-        """Is this another process than the one that opened the device? What a driver waits for never comes there."""
-        return self._process != os.getpid()
 
     def check(self) -> None:
         """Is there still a GPU to submit to? wgpu-native ends the process where that is not asked before."""
-        if self.forked:
-            raise DeviceError(_FORKED)
+        DRIVERS.check()
         if self.closed:
             raise DeviceError("this device is closed; open it again")
         if self.native.lost is not None:

@@ -22,7 +22,8 @@ from weakref import WeakValueDictionary
 
 from ..errors import DeviceError
 from .caps import DeviceCaps
-from .processors import processors_of
+from .drivers import DRIVERS, Drivers
+from .processor_table import processors_of
 
 if TYPE_CHECKING:
     from .program import Access, Array
@@ -172,9 +173,9 @@ class NativeHandle:
     def __init__(self, handle: Any, release: Callable[[Any], None]) -> None:
         self.handle, self._release = handle, release
 
-    def __del__(self) -> None:
+    def __del__(self, drivers: Drivers = DRIVERS) -> None:  # an argument: this module may be gone by then
         release = getattr(self, "_release", None)  # Ctrl-C may come before it is there
-        if release is not None:
+        if release is not None and not drivers.forked:
             release(self.handle)
 
 

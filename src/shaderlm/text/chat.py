@@ -173,7 +173,8 @@ def content_text(content: Any, where: str = "a message") -> Any:
 def _text_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Messages whose contents are texts. What is no message is an InputError."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise InputError(f"chat: messages must be a list of messages, got {type(messages).__name__}")
+        example = '[{"role": "user", "content": "Hello"}]'
+        raise InputError(f"chat: messages must be a list such as {example}, got {type(messages).__name__}")
     if not messages:
         raise InputError("chat: messages must hold at least one message, got none")
     checked: list[Mapping[str, Any]] = []

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..caps import MatrixShape
+from ..drivers import DRIVERS
 from ..webgpu_h import NativeAdapter
 from .device import DawnDevice
 from .library import Library, library
@@ -31,6 +32,7 @@ _lock = threading.Lock()  # one thread at a time looks for adapters
 
 def adapters(null: bool = False) -> list[DawnAdapter]:
     """Adapters of Vulkan, Metal and D3D12, in Dawn's order; or the null adapter, which compiles and runs nothing."""
+    DRIVERS.start()
     native = library()
     with _lock:
         listed = [DawnAdapter(native, handle, ("dawn", i)) for i, handle in enumerate(native.adapter_handles())]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...errors import DeviceError
@@ -72,6 +73,7 @@ class Library:
         self.ffi, self.lib = module.ffi, module.lib
         self.callbacks = DawnCallbacks(self.ffi)
         self.instance = self._new_instance()
+        self._vulkan_starts = False  # is not known before adapters are looked for
 
     def toggles(self, on: Sequence[str], off: Sequence[str] = ()) -> tuple[Any, Any]:
         """Switches of Dawn, to be chained to a descriptor; and what must be kept as long as that is used."""
@@ -101,21 +103,36 @@ class Library:
         """Every adapter. The first call starts the drivers."""
         options = self.ffi.new("WGPURequestAdapterOptions *")
         options.nextInChain, owners = self.toggles(["vulkan_enable_f16_on_nvidia"])
-        if sys.platform == "linux" and not self._has_vulkan():  # Dawn would look for it, and print a warning
-            options.backendType = self.lib.WGPUBackendType_Null
-        with offered_to_vulkan():
+        with offered_to_vulkan(), self._vulkan() as starts:
+            if not starts:  # Dawn would try, and print warnings
+                options.backendType = self.lib.WGPUBackendType_Null
             count = self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, self.ffi.NULL, 0)
             handles = self.ffi.new("WGPUAdapter[]", count)
             count = min(count, self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, handles, count))
         del owners
         return [handles[i] for i in range(count)]
 
-    def _has_vulkan(self) -> bool:
+    @contextmanager
+    def _vulkan(self) -> Iterator[bool]:
+        """Where Dawn has Vulkan alone: is there a driver? It stays loaded until Dawn has loaded it."""
+        if sys.platform != "linux" or self._vulkan_starts:
+            yield True
+            return
+        import ctypes
+
         try:
-            self.ffi.dlopen("libvulkan.so.1")
+            vulkan = ctypes.CDLL("libvulkan.so.1")
         except OSError:
-            return False
-        return True
+            yield False
+            return
+        instance = ctypes.c_void_p()
+        info = (ctypes.c_uint64 * 8)(1)  # VkInstanceCreateInfo: its type, and no layers and extensions
+        self._vulkan_starts = vulkan.vkCreateInstance(info, None, ctypes.byref(instance)) == 0
+        try:
+            yield self._vulkan_starts
+        finally:
+            if self._vulkan_starts:
+                vulkan.vkDestroyInstance(instance, None)
 
     def wait(self, future: Any, nanoseconds: int = FOREVER) -> bool:
         """Until something is done, without Python's lock. False: it is not, after this time, or was refused."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from ..drivers import DRIVERS
 from ..webgpu_h import NativeAdapter
 from . import library as native
 from .bindings import ffi
@@ -23,6 +24,7 @@ def adapters(backends: Backends) -> list[WgpuAdapter]:
     They are looked for apart: starting OpenGL takes 0.1 s and loads Mesa's compilers into the process. Those of OpenGL
     are kept: wgpu-hal 29 aborts the process where one is released while another thread uses OpenGL.
     """
+    DRIVERS.start()
     with _lock:
         if backends == "modern":
             return _enumerate(backends)
