@@ -51,6 +51,21 @@ def program(tmp_path: Path) -> Iterator[LimitedProgram]:
     made.end()
 
 
+def test_a_process_that_is_started_early_answers_the_first_question(program: LimitedProgram) -> None:
+    for _ in range(3):
+        program.start()
+    said = {program.ask({}, 60, 100).text for _ in range(4)}
+    program.start()  # there is one
+    assert said == {program.ask({}, 60, 100).text}
+
+
+def test_a_process_that_cannot_start_early_is_told_at_the_first_question(tmp_path: Path) -> None:
+    program = LimitedProgram(str(tmp_path / "missing.py"), ())
+    program.start()
+    with pytest.raises(ShaderlmError, match="a process ended at once"):
+        program.ask({}, 60, 100)
+
+
 def test_a_process_is_kept_for_the_next_request(program: LimitedProgram) -> None:
     first, second = program.ask({}, 60, 100)[:2], program.ask({}, 60, 100)[:2]
     assert first == second

@@ -65,11 +65,15 @@ def generate(
     """
     from ..gpu import begin_opening
 
-    # Drivers start while modules are imported and files are read.
+    # Drivers start while modules are imported and files are read, and so does what renders a chat.
     begin_opening(model_options.device, model_options.backend)
-    options = generation_options(generation)
     if raw and system is not None:
         raise click.UsageError("--system needs a chat template; leave out --raw.")
+    if not raw:
+        from ..text.chat import start_rendering
+
+        start_rendering()
+    options = generation_options(generation)
     text = prompt_text(prompt, file)
     with load_model(model_options, options) as loaded:
         options = with_model_values(options, loaded)

@@ -49,7 +49,22 @@ class LimitedProgram:
         """Begin anew. After a fork the processes are still those of the parent: they are neither used nor ended."""
         self._of_parent = getattr(self, "_idle", [])
         self._changed = threading.Condition()
-        self._idle, self._count = list[_Process](), 0
+        self._idle, self._count, self._starting = list[_Process](), 0, False
+
+    def start(self) -> None:
+        """Start a process in another thread, for a first question that is expected soon."""
+        with self._changed:
+            if self._count or self._starting:
+                return
+            self._starting = True
+        try:
+            threading.Thread(target=self._start, name="limited", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._starting = False
+
+    def _start(self) -> None:
+        with suppress(ShaderlmError), self._process(first=True):  # the question will meet the same error
+            pass
 
     def ask(self, question: Mapping[str, Any], seconds: float, most: int) -> Answer:
         """What the program says, in at most so many bytes; or one of these words.
@@ -72,10 +87,10 @@ class LimitedProgram:
         return Answer(kind.decode().removesuffix(GROWN), text.decode(errors="surrogatepass"), took)
 
     @contextmanager
-    def _process(self) -> Iterator[_Process]:
+    def _process(self, first: bool = False) -> Iterator[_Process]:
         """One that is idle, or a new one; waits where there are enough. One that is interrupted is not used again."""
         with self._changed:
-            self._changed.wait_for(lambda: self._idle or self._count < self._most)
+            self._changed.wait_for(lambda: self._idle or (self._count < self._most and self._starting == first))
             process = self._idle.pop() if self._idle else None
             self._count += process is None
         try:
@@ -91,11 +106,13 @@ class LimitedProgram:
             raise
         finally:
             with self._changed:
+                if first:
+                    self._starting = False
                 if process is not None and process.is_alive:
                     self._idle.append(process)
                 else:
                     self._count -= 1
-                self._changed.notify()
+                self._changed.notify_all()
 
     def end(self) -> None:
         """End the processes that are idle."""

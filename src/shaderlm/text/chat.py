@@ -21,6 +21,11 @@ _MAX_PROBLEM_BYTES = 4096  # of an answer that is no prompt
 _jinja = LimitedProgram(str(Path(__file__).with_name("jinja.py")), ("jinja2", "markupsafe"))
 
 
+def start_rendering() -> None:
+    """Start the process that renders, while a model is loaded."""
+    _jinja.start()
+
+
 @dataclass(frozen=True)
 class RenderLimits:
     """What rendering a chat template may cost."""
