@@ -55,9 +55,25 @@ _FILTERS = {
     "upper": "",
 }
 _TESTS = {
-    **dict.fromkeys("boolean callable defined even false float integer iterable mapping none number odd".split(), ""),
-    **dict.fromkeys("sequence string true undefined".split(), ""),
-    **dict.fromkeys("eq ne lt lteq gt gteq in sameas".split(), "other"),
+    **dict.fromkeys(
+        [
+            "boolean",
+            "callable",
+            "defined",
+            "even",
+            "false",
+            "float",
+            "integer",
+            "iterable",
+            "mapping",
+            "none",
+            "number",
+            "odd",
+        ],
+        "",
+    ),
+    **dict.fromkeys(["sequence", "string", "true", "undefined"], ""),
+    **dict.fromkeys(["eq", "ne", "lt", "lteq", "gt", "gteq", "in", "sameas"], "other"),
     "divisibleby": "num",
 }
 _ALIASES = {"count": "length", "d": "default"}
@@ -65,10 +81,10 @@ _TEST_ALIASES = {"equalto": "eq", "==": "eq", "!=": "ne", "greaterthan": "gt", "
 _TEST_ALIASES |= {"lessthan": "lt", "<": "lt", "le": "lteq", "<=": "lteq"}
 # Methods of texts and mappings with their parameters. `format` is read here.
 _METHODS = {
-    **dict.fromkeys("capitalize items keys lower title upper values".split(), ""),
-    **dict.fromkeys("count endswith find startswith".split(), "sub"),
-    **dict.fromkeys("strip lstrip rstrip".split(), "chars"),
-    **dict.fromkeys("split rsplit".split(), "sep maxsplit"),
+    **dict.fromkeys(["capitalize", "items", "keys", "lower", "title", "upper", "values"], ""),
+    **dict.fromkeys(["count", "endswith", "find", "startswith"], "sub"),
+    **dict.fromkeys(["strip", "lstrip", "rstrip"], "chars"),
+    **dict.fromkeys(["split", "rsplit"], "sep maxsplit"),
     "get": "key default",
     "join": "iterable",
     "removeprefix": "prefix",
@@ -76,10 +92,23 @@ _METHODS = {
     "replace": "old new count",
     "splitlines": "keepends",
 }
-_CHANGING = set("append clear extend insert pop popitem remove reverse setdefault sort update".split())  # fail, as in Jinja
-_OTHER_METHODS = {
-    name for kind in (str, list, dict, int, float) for name in dir(kind) if not name.startswith("_")
-} - {*_METHODS, *_CHANGING}
+_CHANGING = {
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "sort",
+    "update",
+}
+_OTHER_METHODS = {name for kind in (str, list, dict, int, float) for name in dir(kind) if not name.startswith("_")} - {
+    *_METHODS,
+    *_CHANGING,
+}
 _OTHER_GLOBALS = {"cycler", "joiner", "lipsum", "self", "super"}
 _DATES = set("aAbBdHImMpSyY%")  # what strftime_now writes; `template.js` has the rows
 _BINARY = {
@@ -100,7 +129,7 @@ _TAGS = {
     nodes.Include: "include",
     nodes.Import: "import",
     nodes.FromImport: "from",
-    nodes.ScopedEvalContextModifier: "autoescape",
+    nodes.Scope: "autoescape",
 }
 _MAX_INTEGER = 2**53 - 1  # a number of JavaScript has these without loss
 _ABSENT = ["absent"]  # an argument that is not given
@@ -131,7 +160,8 @@ class _UnsupportedError(Exception):
 
 
 def _refuse(node: nodes.Node, what: str) -> Never:
-    raise _UnsupportedError(f"line {node.lineno} has {what}")
+    line = next(each.lineno for each in (node, *node.find_all(nodes.Node)) if each.lineno)
+    raise _UnsupportedError(f"line {line} has {what}")
 
 
 class _Function:
@@ -190,7 +220,9 @@ class _Compiler:
 
     def _set(self, node: nodes.Node, value: Any, scope: Symbols) -> list[Any]:
         """An assignment. What is no namespace gets no attribute."""
-        names = dict.fromkeys(each.name for each in ([node] if isinstance(node, nodes.NSRef) else node.find_all(nodes.NSRef)))
+        names = dict.fromkeys(
+            each.name for each in ([node] if isinstance(node, nodes.NSRef) else node.find_all(nodes.NSRef))
+        )
         checks = [["namespace", *self._place(scope.ref(name))] for name in names]
         return [*checks, ["set", self._target(node, scope), value]]
 
@@ -229,7 +261,9 @@ class _Compiler:
             case nodes.With():
                 inner = _inner(scope, node)
                 pairs = zip(node.targets, node.values, strict=True)
-                sets = [each for name, value in pairs for each in self._set(name, self._expression(value, scope), inner)]
+                sets = [
+                    each for name, value in pairs for each in self._set(name, self._expression(value, scope), inner)
+                ]
                 return [*self._enter(inner), *sets, *self._body(node.body, inner), *self._leave(inner)]
             case nodes.Macro():
                 return [["macro", self._slot(scope.ref(node.name)), self._macro(node, node.name, scope)]]
@@ -242,9 +276,7 @@ class _Compiler:
         _refuse(node, f"the tag {{% {tag} %}}" if tag else f"a statement of the kind {type(node).__name__}")
 
     def _if(self, node: nodes.If, scope: Symbols) -> list[Any]:
-        branches = [
-            [self._expression(each.test, scope), self._body(each.body, scope)] for each in (node, *node.elif_)
-        ]
+        branches = [[self._expression(each.test, scope), self._body(each.body, scope)] for each in (node, *node.elif_)]
         return ["if", branches, self._body(node.else_, scope)]
 
     def _for(self, node: nodes.For, scope: Symbols) -> list[Any]:
@@ -297,7 +329,9 @@ class _Compiler:
         slots = [self._slot(inner.ref(each)) for each in names]
         enter = self._enter(inner)
         values = self._each(node.defaults, inner)
-        defaults = [["default", slot, each] for slot, each in zip(slots[len(slots) - len(values) :], values, strict=True)]
+        defaults = [
+            ["default", slot, each] for slot, each in zip(slots[len(slots) - len(values) :], values, strict=True)
+        ]
         loops, self._loops = self._loops, 0
         body = [*enter, *defaults, *self._body(node.body, inner)]
         self._loops = loops
@@ -313,7 +347,10 @@ class _Compiler:
             case nodes.TemplateData():
                 return node.data
             case nodes.Name():
-                if node.name in _OTHER_GLOBALS and scope.find_load(scope.ref(node.name)) == (VAR_LOAD_RESOLVE, node.name):
+                if node.name in _OTHER_GLOBALS and scope.find_load(scope.ref(node.name)) == (
+                    VAR_LOAD_RESOLVE,
+                    node.name,
+                ):
                     _refuse(node, f"{node.name}, which is not there")
                 return ["variable", *self._place(scope.ref(node.name)), node.name]
             case nodes.Tuple() | nodes.List():
@@ -437,6 +474,8 @@ class _Compiler:
         if name not in _TESTS:
             _refuse(node, f"the test {name}")
         bound = self._bound(node, f"the test {name}", _TESTS[name], args, kwargs, scope)
+        if len(bound) < len(_TESTS[name].split()):
+            _refuse(node, f"the test {name} without its argument")
         if name == "sameas" and bound not in ([None], [True], [False]):
             _refuse(node, "the test sameas with another argument than none, true or false")
         return name, bound

@@ -326,7 +326,7 @@ async function sha256(bytes) {
 class Text {
   constructor(about, tokenizer, template) {
     this.about = about;
-    this.template = template && templateFunction(template);
+    this.template = template && compiled(template);
     this.byteTable = new Map(); // bytes of tokens
     if (!tokenizer) return;
     if (tokenizer.model.type !== "BPE") {
@@ -435,6 +435,15 @@ class Text {
       const what = problem.refuses ? "refuses this conversation" : "fails";
       throw new ShaderlmError("input", `the chat template of this model ${what}: ${problem.message}`, { cause: problem });
     }
+  }
+}
+
+function compiled(template) {
+  try {
+    return templateFunction(template);
+  } catch (problem) {
+    const todo = "take shaderlm.js and all other files from one export";
+    throw new ShaderlmError("damaged", `the chat template cannot be read (${problem.message}); ${todo}`, { cause: problem });
   }
 }
 

@@ -3,7 +3,7 @@
 // A template is a program of strangers. Its names are keys of maps, never of JavaScript's objects, and what it computes
 // costs steps, whose number is limited.
 
-const STEPS = 10_000_000; // of a rendering: parts of the tree, items of lists
+const STEPS = 3_000_000; // of a rendering: parts of the tree, items of lists
 const CHARACTERS = 16; // that are copied or read in a step
 const MOST_TEXT = 4_000_000; // characters of a text
 const MOST_CALLS = 150; // of macros, within each other
@@ -325,6 +325,7 @@ function capitalized(text) {
 function replaced(text, old, now, most = -1) {
   const parts = [];
   let from = 0;
+  integer(most);
   for (const at of matches(text, old)) {
     if (parts.length === most) break;
     parts.push(text.slice(from, at));
@@ -400,9 +401,10 @@ function modulo(x, y) {
 }
 
 function power(x, y) {
-  const result = x ** y;
-  if (!Number.isFinite(result)) fail("the result of ** is no number, or too large");
-  return y < 0 ? new Float(result) : result;
+  integer(y < 0 || !Number.isInteger(y) ? null : y);
+  let result = 1;
+  for (let i = 0; i < y && Number.isSafeInteger(result) && Math.abs(x) > 1; i++) result *= x;
+  return Math.abs(x) > 1 || !y ? result : y % 2 ? x : x * x;
 }
 
 function repeated(value, count) {
@@ -455,6 +457,11 @@ function find(text, part) {
   return at < 0 ? at : textLength(text.slice(0, at));
 }
 
+function itemsOf(map) {
+  if (!(map instanceof Map)) wrong("a mapping is expected", map);
+  return Array.from(map, (pair) => Tuple.from(pair));
+}
+
 const viewed = (kind, items) => (map) => {
   spend(map.size);
   return new View(kind, items(map));
@@ -482,7 +489,7 @@ const METHODS = {
   }),
   dict: table({
     get: (map, key, otherwise = null) => (map.has(keyOf(key)) ? map.get(keyOf(key)) : otherwise),
-    items: viewed("items", (map) => Array.from(map, (pair) => Tuple.from(pair))),
+    items: viewed("items", itemsOf),
     keys: viewed("keys", (map) => [...map.keys()]),
     values: viewed("values", (map) => [...map.values()]),
   }),
@@ -490,7 +497,7 @@ const METHODS = {
 
 /** An attribute as Python's getattr() finds it; undefined if there is none. */
 function ownAttribute(value, name) {
-  if (value instanceof Undefined || value instanceof Callable) wrong("a value with attributes is expected", value);
+  if ([Undefined, Callable, Safe].some((kind) => value instanceof kind)) wrong("a value with attributes is expected", value);
   if (value instanceof Namespace) return value.entries.get(name);
   if (value instanceof Loop) return LOOP.get(name)?.(value);
   const method = METHODS[kindOf(value)]?.get(name);
@@ -500,7 +507,7 @@ function ownAttribute(value, name) {
 }
 
 function ownItem(value, key) {
-  if (value instanceof Undefined) wrong("a value with items is expected", value);
+  if (value instanceof Undefined || value instanceof Safe) wrong("a value with items is expected", value);
   if (value instanceof Map) return Array.isArray(key) || key instanceof Map ? undefined : value.get(keyOf(key));
   const items = isText(value) && isWide(value) ? characters(value) : value?.kind === "range" ? value.items : value;
   if (!isSequence(items) || !(isInteger(key) || isBool(key))) return undefined;
@@ -554,7 +561,8 @@ const folded = (value, isExact) => (isText(value) && !isTrue(isExact) ? lower(va
 /** A copy in order. `keys` gives what a value is compared by: a list. */
 function sorted(values, keys, isReversed = false) {
   const rows = values.map((value) => [keys(value), value]);
-  rows.sort(([a], [b]) => (isTrue(isReversed) ? -1 : 1) * compare(a, b));
+  const way = integer(isReversed) ? -1 : 1;
+  rows.sort(([a], [b]) => way * compare(a, b));
   return rows.map(([, value]) => value);
 }
 
@@ -600,15 +608,16 @@ function parsed(value) {
   return isFloat ? Number(text.replaceAll("_", "")) : undefined;
 }
 
+const WORD = new RegExp(`(^|[-({[<${SPACES}])[^-({[<${SPACES}]`, "gu"); // its beginning, and what is before it
+
 const FILTERS = table({
   capitalize: (value) => capitalized(textOf(value)),
   default: (value, otherwise = "", isBoolean = false) =>
     value instanceof Undefined || (isTrue(isBoolean) && !isTrue(value)) ? otherwise : value,
   dictsort(value, isExact = false, by = "key", isReversed = false) {
-    if (!(value instanceof Map)) wrong("a mapping is expected", value);
     const at = ["key", "value"].indexOf(by);
     if (at < 0) fail('You can only sort by either "key" or "value"');
-    return sorted(METHODS.dict.get("items")(value).items, (pair) => [folded(pair[at], isExact)], isReversed);
+    return sorted(itemsOf(value), (pair) => [folded(pair[at], isExact)], isReversed);
   },
   first(value) {
     for (const found of each(value)) return found;
@@ -628,8 +637,10 @@ const FILTERS = table({
     const number = parsed(value);
     return number === undefined ? otherwise : whole(Math.trunc(number));
   },
-  items: (value) =>
-    new Lazy((value instanceof Undefined ? [] : (METHODS[kindOf(value)]?.get("items") ?? wrong)(value).items).values()),
+  items(value) {
+    if (value instanceof Undefined) return new Lazy([].values());
+    return new Lazy(itemsOf(value).values());
+  },
   join: (value, between = "", attribute = null) =>
     concat(list(value).map((each) => textOf(getter(attribute)(each))), textOf(between)),
   last(value) {
@@ -657,7 +668,7 @@ const FILTERS = table({
     if (isText(start)) fail("sum() can't sum strings");
     return list(value).reduce((total, each) => OPERATORS.add(total, getter(attribute)(each)), start);
   },
-  title: (value) => lower(textOf(value)).replace(/(^|[-\s({[<])([^-\s({[<])/gu, upper),
+  title: (value) => lower(textOf(value)).replace(WORD, upper),
   tojson(value, isAscii = false, width = null, separators = null, isSorted = false) {
     const indent = width === null || isText(width) ? width : repeated(" ", width);
     const [comma, colon] = separators === null ? [indent === null ? ", " : ",", ": "] : list(separators).map(wordOf);
