@@ -23,6 +23,7 @@ from shaderlm.text import Tokenizer
 from shaderlm.text.splits import SPLITS
 from shaderlm.web.export import export
 from shaderlm.web.model import opened
+from shaderlm.web.template import compile_template
 from shaderlm.web.text import text_entry, tokenizer_json
 
 from .browser import NO_ZEROS, WEBGPU, Browser
@@ -490,16 +491,16 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
     content = fresh.server.content("/model/plan.json")
     assert content is not None
     plan = json.loads(content)
-    other = b"{# another template #}" + (fresh.server.content("/model/chat_template.jinja") or b"")
-    old = next(file for file in plan["files"] if file["name"] == "chat_template.jinja")
+    other = b" " + (fresh.server.content("/model/chat_template.json") or b"")
+    old = next(file for file in plan["files"] if file["name"] == "chat_template.json")
     gone = old["sha256"]
     old |= {"bytes": len(other), "sha256": hashlib.sha256(other).hexdigest()}
-    fresh.server.pages |= {"/model/plan.json": json.dumps(plan).encode(), "/model/chat_template.jinja": other}
+    fresh.server.pages |= {"/model/plan.json": json.dumps(plan).encode(), "/model/chat_template.json": other}
     try:
         fresh.open()
         fresh.without_kernels().load(variant=FAST)
     finally:
-        for name in ("plan.json", "chat_template.jinja"):
+        for name in ("plan.json", "chat_template.json"):
             del fresh.server.pages[f"/model/{name}"]
     after = fresh.call("return state.kept()")
     assert set(before) - set(after) == {f"/.shaderlm/{gone}"}
@@ -875,11 +876,11 @@ def test_special_tokens_in_messages_are_text(page: Page) -> None:
     end = "<|end|>"
     about = json.dumps(text_entry(words, None))
     page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
-    template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+    template = compile_template("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}").decode()
     found = page.call(f"""
         const {{ Text }} = await import("/inside/inside.js");
         const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
-        const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, {json.dumps(template)});
+        const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, {template});
         const encode = (content) => text.encodeChat([{{ role: "user", content }}], {{}}, false);
         return ["{end}", "a {end} b", "hello"].map(encode);
     """)

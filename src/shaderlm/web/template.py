@@ -55,24 +55,8 @@ _FILTERS = {
     "upper": "",
 }
 _TESTS = {
-    **dict.fromkeys(
-        [
-            "boolean",
-            "callable",
-            "defined",
-            "even",
-            "false",
-            "float",
-            "integer",
-            "iterable",
-            "mapping",
-            "none",
-            "number",
-            "odd",
-        ],
-        "",
-    ),
-    **dict.fromkeys(["sequence", "string", "true", "undefined"], ""),
+    **dict.fromkeys(["boolean", "callable", "defined", "even", "false", "float", "integer", "iterable"], ""),
+    **dict.fromkeys(["mapping", "none", "number", "odd", "sequence", "string", "true", "undefined"], ""),
     **dict.fromkeys(["eq", "ne", "lt", "lteq", "gt", "gteq", "in", "sameas"], "other"),
     "divisibleby": "num",
 }
@@ -92,23 +76,12 @@ _METHODS = {
     "replace": "old new count",
     "splitlines": "keepends",
 }
-_CHANGING = {
-    "append",
-    "clear",
-    "extend",
-    "insert",
-    "pop",
-    "popitem",
-    "remove",
-    "reverse",
-    "setdefault",
-    "sort",
-    "update",
+# Methods of Python that are not there. Those that change a value fail when they are called, as in Jinja's sandbox.
+_CHANGING = {"append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort"} | {
+    "update"
 }
-_OTHER_METHODS = {name for kind in (str, list, dict, int, float) for name in dir(kind) if not name.startswith("_")} - {
-    *_METHODS,
-    *_CHANGING,
-}
+_OTHER_METHODS = {name for kind in (str, list, dict, int, float) for name in dir(kind) if not name.startswith("_")}
+_OTHER_METHODS -= _METHODS.keys() | _CHANGING
 _OTHER_GLOBALS = {"cycler", "joiner", "lipsum", "self", "super"}
 _DATES = set("aAbBdHImMpSyY%")  # what strftime_now writes; `template.js` has the rows
 _BINARY = {
