@@ -475,9 +475,9 @@ def test_wrong_arguments(tmp_path: Path, tiny: Exported) -> None:
 
 def test_a_template_that_cannot_run_in_a_browser_is_replaced(tmp_path: Path) -> None:
     """The error names what it uses, and the option that helps. Nothing is written before."""
-    model = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.chat_template": "{{ messages|pprint }}"})
+    model = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.chat_template": "{{ 'x'|pprint }}"})
     done = shaderlm("export-web", model, tmp_path / "out")
-    words = "the chat template of this model cannot run in a browser: line 1 has the filter pprint. --chat-template-file FILE"
+    words = "template of this model cannot run in a browser: line 1 has the filter pprint. --chat-template-file FILE"
     assert (done.code, words in done.err, (tmp_path / "out").exists()) == (1, True, False)
     other = tmp_path / "other.jinja"
     other.write_text("{{ messages[0].content }}</think>", encoding="utf-8")
