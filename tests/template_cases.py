@@ -7,7 +7,7 @@ import copy
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -185,149 +185,27 @@ VARIABLES: dict[str, Any] = {
     ],
 }
 _NAMES = [*VARIABLES, "missing"]
-_CONSTANTS = [
-    "1",
-    "0",
-    "-2",
-    "2.5",
-    "1.0",
-    "'a'",
-    "'b c'",
-    "''",
-    "none",
-    "true",
-    "false",
-    "[]",
-    "{}",
-    "[1, 2]",
-    "(1, 'x')",
-    "{'k': 1, 'a': [none]}",
-    "'😀x'",
-    "10",
-]
-_FILTERS = [
-    "capitalize",
-    "dictsort",
-    "first",
-    "float",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "max",
-    "min",
-    "reverse",
-    "safe",
-    "string",
-    "sum",
-    "title",
-    "tojson",
-    "trim",
-    "unique",
-    "upper",
-    "count",
-    "select",
-    "default(X)",
-    "default(X,true)",
-    "d('y',boolean=X)",
-    "replace(X,Y)",
-    "replace('a','Q',1)",
-    "join(X)",
-    "join('-',attribute='role')",
-    "map('upper')",
-    "map('string')",
-    "map('length')",
-    "map(attribute='role')",
-    "trim(X)",
-    "indent(2)",
-    "int(X)",
-    "map(attribute='k',default=X)",
-    "selectattr('role')",
-    "selectattr('role','equalto','user')",
-    "rejectattr('content','none')",
-    "select('string')",
-    "reject('in',X)",
-    "select('gt',1)",
-    "sort(reverse=X)",
-    "sort(attribute='role')",
-    "sort(case_sensitive=true)",
-    "dictsort(by='value')",
-    "tojson(indent=2)",
-    "tojson(ensure_ascii=true)",
-    "tojson(separators=(',',':'),sort_keys=X)",
-    "float(X)",
-    "indent(X,true)",
-    "unique(true)",
-    "min(attribute='n')",
-    "max(true)",
-    "sum(start=X)",
-    "map('default','u')",
-    "map('replace','a','b')",
-]
-_METHODS = [
-    "upper()",
-    "lower()",
-    "title()",
-    "capitalize()",
-    "strip()",
-    "lstrip()",
-    "rstrip('b')",
-    "split()",
-    "split(X)",
-    "split(none,1)",
-    "rsplit(none,1)",
-    "rsplit('l',X)",
-    "splitlines()",
-    "startswith(X)",
-    "endswith('s')",
-    "replace(X,Y)",
-    "replace('l','L',X)",
-    "find(X)",
-    "count(X)",
-    "join(X)",
-    "removeprefix(X)",
-    "removesuffix('c')",
-    "items()",
-    "keys()",
-    "values()",
-    "get(X)",
-    "get('b',Y)",
-    "split(sep='o')",
-    "role",
-    "content",
-    "a",
-    "k",
-    "upper",
-]
-_TESTS = [
-    "boolean",
-    "callable",
-    "defined",
-    "even",
-    "false",
-    "float",
-    "integer",
-    "iterable",
-    "mapping",
-    "none",
-    "number",
-    "odd",
-    "sequence",
-    "string",
-    "true",
-    "undefined",
-    "divisibleby(X)",
-    "eq(X)",
-    "ne(X)",
-    "lt(X)",
-    "ge(X)",
-    "in(X)",
-]
-_SIGNS = ["+", "-", "*", "/", "//", "%", "**", "~", "and", "or", "==", "!=", "<", "<=", ">", ">=", "in"]
-_ITEMS = ["0", "-1", "1:", "::-1", ":2", "1:-1", "::2", "5", "0.0", "true", "'role'", "n"]
+_CONSTANTS = "1|0|-2|2.5|1.0|'a'|'b c'|''|none|true|false|[]|{}|[1, 2]|(1, 'x')|{'k': 1, 'a': [none]}|'😀x'|10"
+_FILTERS = (
+    "capitalize dictsort first float int items join last length list lower max min reverse safe string tojson trim "
+    "unique upper count select default(X) default(X,true) d('y',boolean=X) replace(X,Y) replace('a','Q',1) join(X) "
+    "join('-',attribute='role') map('upper') map('string') map('length') map(attribute='role') trim(X) indent(2) int(X) "
+    "map(attribute='k',default=X) selectattr('role') selectattr('role','equalto','user') rejectattr('content','none') "
+    "select('string') reject('in',X) select('gt',1) sort(reverse=X) sort(attribute='role') sort(case_sensitive=true) "
+    "dictsort(by='value') tojson(indent=2) tojson(ensure_ascii=true) tojson(separators=(',',':'),sort_keys=X) float(X) "
+    "indent(X,true) unique(true) min(attribute='n') max(true) map('default','u') map('replace','a','b')"
+)
+_METHODS = (
+    "upper() lower() title() capitalize() strip() lstrip() rstrip('b') split() split(X) split(none,1) rsplit(none,1) "
+    "rsplit('l',X) splitlines() startswith(X) endswith('s') replace(X,Y) replace('l','L',X) find(X) count(X) join(X) "
+    "removeprefix(X) removesuffix('c') items() keys() values() get(X) get('b',Y) split(sep='o') role content a k upper"
+)
+_TESTS = (
+    "boolean callable defined even false float integer iterable mapping none number odd sequence string true undefined "
+    "divisibleby(X) eq(X) ne(X) lt(X) ge(X) in(X)"
+)
+_SIGNS = "+ - * / // % ~ and or == != < <= > >= in"
+_SUBSCRIPTS = "0 -1 1: ::-1 :2 1:-1 ::2 5 0.0 true 'role' n"
 _FORMS = (
     "{{{{ {} }}}}",
     "{{% for v in {} %}}{{{{ loop.index }}}}{{{{ v }}}}{{{{ loop.last }}}},{{% else %}}-{{% endfor %}}",
@@ -337,22 +215,26 @@ _FORMS = (
 def random_templates(count: int, seed: int) -> Iterator[str]:
     """Templates of one random expression each. Many fail."""
     choice = random.Random(seed)
+    constants = _CONSTANTS.split("|")
+
+    def one_of(words: str) -> str:
+        return choice.choice(words.split())
 
     def filled(form: str, depth: int) -> str:
         for name in "XY":
-            form = form.replace(name, made(depth - 1) if choice.random() < 0.3 else choice.choice(_CONSTANTS))
+            form = form.replace(name, made(depth - 1) if choice.random() < 0.3 else choice.choice(constants))
         return form
 
     def made(depth: int) -> str:
         if depth <= 0 or choice.random() < 0.15:
-            return choice.choice(_NAMES if choice.random() < 0.6 else _CONSTANTS)
+            return choice.choice(_NAMES if choice.random() < 0.6 else constants)
         value, other = made(depth - 1), made(depth - 1)
-        forms = [
-            lambda: f"({value} {choice.choice(_SIGNS)} {other})",
-            lambda: f"({value})|{filled(choice.choice(_FILTERS), depth)}",
-            lambda: f"({value}).{filled(choice.choice(_METHODS), depth)}",
-            lambda: f"(({value}) is {filled(choice.choice(_TESTS), depth)})",
-            lambda: f"({value})[{choice.choice(_ITEMS)}]",
+        forms: list[Callable[[], str]] = [
+            lambda: f"({value} {one_of(_SIGNS)} {other})",
+            lambda: f"({value})|{filled(one_of(_FILTERS), depth)}",
+            lambda: f"({value}).{filled(one_of(_METHODS), depth)}",
+            lambda: f"(({value}) is {filled(one_of(_TESTS), depth)})",
+            lambda: f"({value})[{one_of(_SUBSCRIPTS)}]",
             lambda: f"[{value}, {other}]",
             lambda: f"({value} if {other})",
             lambda: f"'%s|%s'|format({value}, {other})",

@@ -47,8 +47,6 @@ _FILTERS = {
     "safe": "",
     "sort": "reverse case_sensitive attribute",
     "string": "",
-    "sum": "attribute start",
-    "title": "",
     "tojson": "ensure_ascii indent separators sort_keys",
     "trim": "chars",
     "unique": "case_sensitive attribute",
@@ -91,12 +89,11 @@ _BINARY = {
     nodes.Div: "div",
     nodes.FloorDiv: "floordiv",
     nodes.Mod: "mod",
-    nodes.Pow: "pow",
     nodes.And: "and",
     nodes.Or: "or",
 }
 _UNARY = {nodes.Not: "not", nodes.Neg: "neg", nodes.Pos: "pos"}
-_TAGS = {
+_TAGS: dict[type[nodes.Node], str] = {
     nodes.Block: "block",
     nodes.Extends: "extends",
     nodes.Include: "include",
@@ -228,8 +225,9 @@ class _Compiler:
             case nodes.AssignBlock() | nodes.FilterBlock():
                 inner = _inner(scope, node)
                 text = ["captured"] if node.filter is None else self._filter(node.filter, inner)
-                is_set = isinstance(node, nodes.AssignBlock)
-                last = self._set(node.target, text, scope) if is_set else [["output", text]]
+                last = [["output", text]]
+                if isinstance(node, nodes.AssignBlock):
+                    last = self._set(node.target, text, scope)
                 return [*self._enter(inner), ["capture", self._body(node.body, inner)], *last, *self._leave(inner)]
             case nodes.With():
                 inner = _inner(scope, node)
@@ -356,8 +354,8 @@ class _Compiler:
                 return self._call(node, scope)
             case nodes.BinExpr() if type(node) in _BINARY:
                 if isinstance(node, nodes.Mod) and _is_text(node.left):
-                    args = node.right.items if isinstance(node.right, nodes.Tuple) else None
-                    return self._percent(node, node.left, args, scope)
+                    values = node.right.items if isinstance(node.right, nodes.Tuple) else None
+                    return self._percent(node, node.left, values, scope)
                 return [_BINARY[type(node)], *self._each([node.left, node.right], scope)]
             case nodes.UnaryExpr() if type(node) in _UNARY:
                 return [_UNARY[type(node)], self._expression(node.node, scope)]
@@ -372,7 +370,7 @@ class _Compiler:
         what: str,
         names: str,
         args: Sequence[nodes.Expr],
-        kwargs: Sequence[nodes.Keyword],
+        kwargs: Sequence[nodes.Pair | nodes.Keyword],
         scope: Symbols,
     ) -> list[Any]:
         """Arguments in the order of the parameters."""
@@ -415,7 +413,7 @@ class _Compiler:
         node: nodes.Filter,
         name: str,
         args: Sequence[nodes.Expr],
-        kwargs: Sequence[nodes.Keyword],
+        kwargs: Sequence[nodes.Pair | nodes.Keyword],
         scope: Symbols,
     ) -> tuple[str, list[Any]]:
         name = _ALIASES.get(name, name)
@@ -440,7 +438,7 @@ class _Compiler:
         node: nodes.Node,
         name: str,
         args: Sequence[nodes.Expr],
-        kwargs: Sequence[nodes.Keyword],
+        kwargs: Sequence[nodes.Pair | nodes.Keyword],
         scope: Symbols,
     ) -> tuple[str, list[Any]]:
         name = _TEST_ALIASES.get(name, name)

@@ -1,7 +1,5 @@
-// Makes a function of a chat template that web/template.py has compiled, with Python's values, operators and methods.
-//
-// A template is a program of strangers. Its names are keys of maps, never of JavaScript's objects, and what it computes
-// costs steps, whose number is limited.
+// Makes functions of chat templates that web/template.py has compiled, with values and operators of Python.
+// Names of a template are keys of maps, never of JavaScript's objects. What it computes costs steps, which are limited.
 
 const STEPS = 3_000_000; // of a rendering: parts of the tree, items of lists
 const CHARACTERS = 16; // that are copied or read in a step
@@ -10,7 +8,7 @@ const MOST_CALLS = 150; // of macros, within each other
 const MOST_RANGE = 100_000; // as in Jinja's sandbox
 const LONGEST_PROBLEM = 300; // characters of a template's own words
 
-/** A template fails, or (`refuses`) says that it cannot render a conversation. */
+/** A template fails, or refuses a conversation. */
 export class TemplateError extends Error {
   constructor(message, refuses = false) {
     super(message);
@@ -42,12 +40,11 @@ function room(length) {
   spend(length / CHARACTERS);
 }
 
-/** Before one text is looked for in another one. */
+/** Before a text is looked for. */
 const search = (text, part) => spend((text.length * (part.length + 64)) / 1024);
 
 // Values ----------------------------------------------------------------------------------------------------
-// None is null, an int is a number, a list is an array, a dict is a Map. A variable without a value is undefined, which
-// templates see as an Undefined.
+// None is null, an int is a number, a list is an array, a dict is a Map, and an undefined variable an Undefined.
 
 class Tuple extends Array {}
 class Float {
@@ -65,7 +62,7 @@ class Namespace {
     this.entries = entries;
   }
 }
-/** A macro, a method or a function: (arguments, Map of named ones) => value. */
+/** A function: (arguments, Map of named ones) => value. */
 class Callable {
   constructor(call) {
     this.call = call;
@@ -77,7 +74,7 @@ class Safe {
     this.text = text;
   }
 }
-/** What range(), and keys(), values() and items() of a mapping give. */
+/** What range(), keys(), values() and items() give. */
 class View {
   constructor(kind, items) {
     this.kind = kind;
@@ -120,7 +117,7 @@ function imported(value, depth = 0) {
   return new Map(entries.map(([key, each]) => [key, imported(each, depth + 1)]));
 }
 
-/** What there is to count in a value; undefined: nothing. */
+/** What can be counted in a value. */
 function partsOf(value) {
   if (isSequence(value)) return value;
   if (value instanceof Map) return spend(value.size / CHARACTERS), [...value.keys()];
@@ -133,7 +130,6 @@ function isTrue(value) {
   return value !== null && partsOf(value)?.length !== 0;
 }
 
-/** The items of a value, to iterate over. */
 function each(value) {
   if (value instanceof Lazy || value instanceof Loop) return value;
   return isText(value) ? characters(value) : (partsOf(value) ?? wrong("items are expected", value));
@@ -159,7 +155,6 @@ const integer = (value) => (isInteger(value) || isBool(value) ? Number(value) : 
 const whole = (value) => (Number.isSafeInteger(value) ? value + 0 : fail("a whole number has more than 53 bits"));
 const wordOf = (value) => (isText(value) ? value : wrong("a text is expected", value));
 
-/** A key that finds what Python's would. */
 function keyOf(value) {
   if (Array.isArray(value) ? !(value instanceof Tuple) : value instanceof Map) wrong("a key is expected", value);
   const number = numberOf(value);
@@ -197,7 +192,6 @@ function concat(parts, between = "") {
   return parts.join(between);
 }
 
-/** repr() of a text. */
 function quoted(text) {
   room(text.length);
   const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
@@ -211,7 +205,6 @@ function quoted(text) {
   return quote + body + quote;
 }
 
-/** A float as Python writes it. */
 function floatText(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value < 0 ? "-inf" : "inf";
   const [mantissa, power] = value.toExponential().split("e");
@@ -273,7 +266,7 @@ function* matches(text, part) {
   }
 }
 
-/** Parts of a text: those before at most so many separators, or after, and the rest. */
+/** Parts of a text, at most so many and the rest. */
 function split(text, separator = null, most = -1, fromEnd = false) {
   const spots = []; // [begin, end] of separators
   const body = separator === null ? stripped(text, null, !fromEnd, fromEnd) : text;
@@ -389,7 +382,6 @@ const COMPARISONS = table({
 const numeric = (compute, isFloat = false) => (a, b) => {
   for (const each of [a, b]) if (!isNumber(each)) wrong("a number is expected", each);
   const result = compute(numberOf(a), numberOf(b));
-  if (result instanceof Float) return result;
   return isFloat || a instanceof Float || b instanceof Float ? new Float(result) : whole(result);
 };
 
@@ -398,13 +390,6 @@ const divisor = (value) => value || fail("division by zero");
 function modulo(x, y) {
   const rest = x % divisor(y);
   return rest && rest < 0 !== y < 0 ? rest + y : rest;
-}
-
-function power(x, y) {
-  integer(y < 0 || !Number.isInteger(y) ? null : y);
-  let result = 1;
-  for (let i = 0; i < y && Number.isSafeInteger(result) && Math.abs(x) > 1; i++) result *= x;
-  return Math.abs(x) > 1 || !y ? result : y % 2 ? x : x * x;
 }
 
 function repeated(value, count) {
@@ -437,7 +422,6 @@ const OPERATORS = {
   div: numeric((x, y) => x / divisor(y), true),
   floordiv: numeric((x, y) => Math.round((x - modulo(x, y)) / y)),
   mod: numeric(modulo),
-  pow: numeric(power),
 };
 
 // Attributes and items --------------------------------------------------------------------------------------
@@ -450,7 +434,6 @@ const edge = (test) => (text, parts) =>
     return test(text, part);
   });
 
-/** The place of a part, in characters; -1: nowhere. */
 function find(text, part) {
   search(text, wordOf(part));
   const at = text.indexOf(part);
@@ -529,7 +512,7 @@ function item(value, key) {
   return present(found === undefined && isText(key) ? ownAttribute(value, key) : found, value, key);
 }
 
-/** What the `attribute` of a filter names, such as "a.b.0". */
+/** `attribute` of a filter, such as "a.b.0". */
 function getter(name = null, otherwise = null) {
   const parts = isText(name) ? name.split(".").map((part) => (/^\d+$/.test(part) ? Number(part) : part)) : [name];
   const step = (value, part) => {
@@ -558,7 +541,7 @@ function* chosen(values, test) {
 const some = (values) => (isTrue(values) ? values : []); // what map and select go through
 const folded = (value, isExact) => (isText(value) && !isTrue(isExact) ? lower(value) : value);
 
-/** A copy in order. `keys` gives what a value is compared by: a list. */
+/** A copy in order. `keys` gives lists that are compared. */
 function sorted(values, keys, isReversed = false) {
   const rows = values.map((value) => [keys(value), value]);
   const way = integer(isReversed) ? -1 : 1;
@@ -598,7 +581,6 @@ function jsonOf(value, options, before = "\n") {
   return wrap("{", pairs.map(row), "}");
 }
 
-/** The number that a value is; undefined: none. */
 function parsed(value) {
   if (value instanceof Undefined) wrong("a number is expected", value);
   if (!isText(value)) return numberOf(value);
@@ -607,8 +589,6 @@ function parsed(value) {
   const isFloat = /^[+-]?(\d(_?\d)*\.?(\d(_?\d)*)?|\.\d(_?\d)*)(e[+-]?\d+)?$/i.test(text);
   return isFloat ? Number(text.replaceAll("_", "")) : undefined;
 }
-
-const WORD = new RegExp(`(^|[-({[<${SPACES}])[^-({[<${SPACES}]`, "gu"); // its beginning, and what is before it
 
 const FILTERS = table({
   capitalize: (value) => capitalized(textOf(value)),
@@ -664,11 +644,6 @@ const FILTERS = table({
     return sorted(list(value), (each) => getters.map((get) => folded(get(each), isExact)), isReversed);
   },
   string: (value) => (value instanceof Safe ? value : textOf(value)),
-  sum(value, attribute = null, start = 0) {
-    if (isText(start)) fail("sum() can't sum strings");
-    return list(value).reduce((total, each) => OPERATORS.add(total, getter(attribute)(each)), start);
-  },
-  title: (value) => lower(textOf(value)).replace(WORD, upper),
   tojson(value, isAscii = false, width = null, separators = null, isSorted = false) {
     const indent = width === null || isText(width) ? width : repeated(" ", width);
     const [comma, colon] = separators === null ? [indent === null ? ", " : ",", ": "] : list(separators).map(wordOf);
@@ -807,12 +782,11 @@ const GLOBALS = table({
 });
 
 // Expressions -----------------------------------------------------------------------------------------------
-// A row makes a function of the parts of an expression: (frames) => value. `frames` are the variables of the root and of
-// the macros around the expression, outermost first: place → value.
+// A row makes a function of the parts of an expression: (frames) => value. Frames are the variables of the root and of
+// macros, by place, outermost first.
 
 const known = (rows, name) => rows.get(name) ?? fail(`the export has ${name}, which its template.js does not know`);
 
-/** The function of an expression. */
 function expression(node) {
   if (!Array.isArray(node)) return () => node;
   const [name, ...parts] = node;
@@ -823,7 +797,6 @@ function expression(node) {
   };
 }
 
-/** A row whose parts are expressions. */
 const computed = (compute) => (...nodes) => {
   const parts = nodes.map(expression);
   return (frames) => compute(...parts.map((part) => part(frames)));
@@ -844,7 +817,7 @@ const applying = (rows) => (name, node, ...args) => {
   return (frames) => run(part(frames), frames);
 };
 
-/** `and` or `or`: the second part is computed only where the first one does not decide. */
+/** `and`, `or` */
 const deciding = (decides) => (...nodes) => {
   const [first, second] = nodes.map(expression);
   return (frames) => {
@@ -952,7 +925,6 @@ function capture(body, frames) {
   return end;
 }
 
-/** The function that sets a target. */
 function setter(target) {
   if (!Array.isArray(target)) return (frames, value) => void frames.at(-1).set(target, value);
   const [kind, ...rest] = target;
@@ -968,7 +940,6 @@ function setter(target) {
   };
 }
 
-/** The function that makes a macro. */
 function macro({ name, parameters, caller, kwargs, varargs, body }) {
   const run = block(body);
   return (frames) =>
@@ -1071,7 +1042,7 @@ const STATEMENTS = table({
 
 // Templates -------------------------------------------------------------------------------------------------
 
-/** The function of a template that `export-web` has compiled: an object of its variables → a text. */
+/** The function of a compiled template: an object of variables → a text. */
 export function templateFunction(body) {
   const run = block(body);
   return (values) => {
