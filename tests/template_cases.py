@@ -189,7 +189,8 @@ _CONSTANTS = "1|0|-2|2.5|1.0|'a'|'b c'|''|none|true|false|[]|{}|[1, 2]|(1, 'x')|
 _FILTERS = (
     "capitalize dictsort first float int items join last length list lower max min reverse safe string tojson trim "
     "unique upper count select default(X) default(X,true) d('y',boolean=X) replace(X,Y) replace('a','Q',1) join(X) "
-    "join('-',attribute='role') map('upper') map('string') map('length') map(attribute='role') trim(X) indent(2) int(X) "
+    "join('-',attribute='role') map('upper') map('string') map('length') map(attribute='role') trim(X) indent(2) "
+    "int(X) "
     "map(attribute='k',default=X) selectattr('role') selectattr('role','equalto','user') rejectattr('content','none') "
     "select('string') reject('in',X) select('gt',1) sort(reverse=X) sort(attribute='role') sort(case_sensitive=true) "
     "dictsort(by='value') tojson(indent=2) tojson(ensure_ascii=true) tojson(separators=(',',':'),sort_keys=X) float(X) "

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shaderlm.errors import ModelError
-from shaderlm.web.template import compile_template
+from shaderlm.web.template import ALIASES, DATES, FILTERS, METHODS, TEST_ALIASES, TESTS, compile_template
 
 from . import node
 from .template_cases import (
@@ -246,5 +246,22 @@ def test_an_export_of_another_version_is_named(tmp_path: Path) -> None:
     assert ended.out == "the export has constructor, which its template.js does not know\n"
 
 
+def test_what_a_template_may_use(tmp_path: Path) -> None:
+    """What is compiled is there, and documented."""
+    text = (SCRIPT.parents[4] / "docs" / "web.md").read_text(encoding="utf-8").partition("## Chat templates")[2]
+    rows = {kind: set(re.findall(r"`(\w+)`", row)) for kind, row in re.findall(r"^\| (\w+) \| (.*) \|$", text, re.M)}
+    filters = {*FILTERS, *ALIASES, "format", "map", "reject", "rejectattr", "select", "selectattr"}
+    assert rows["filters"] == filters
+    assert rows["methods"] == {*METHODS, "format"}
+    tests = {*TESTS, *TEST_ALIASES} - {"lteq", "gteq"}
+    assert rows["tests"] == {name for name in tests if name.isidentifier()}
+    sources = [f"{{{{ 'a'|{name}{'(1, 2)' * (name == 'replace')} }}}}" for name in FILTERS]
+    sources += [f"{{{{ 1 is {name}{'(none)' * bool(names)} }}}}" for name, names in TESTS.items()]
+    in_node(tmp_path, [(source, {}) for source in sources])  # makes a function of each
+    sources = [f"{{{{ ''.{name} is callable or {{}}.{name} is callable }}}}" for name in METHODS]
+    sources += [f"{{{{ strftime_now('%{letter}') is string }}}}" for letter in DATES]
+    assert set(in_node(tmp_path, [(source, {}) for source in sources])) == {("text", "True")}
+
+
 def test_the_size_of_the_script() -> None:
-    assert len(gzip.compress(SCRIPT.read_bytes(), 9)) < 13_500
+    assert len(gzip.compress(SCRIPT.read_bytes(), 9)) < 13_000

@@ -26,7 +26,7 @@ from ..errors import ModelError
 from ..text.jinja import environment, one_line
 
 # Filters and tests with their parameters, beside the value.
-_FILTERS = {
+FILTERS = {
     "capitalize": "",
     "default": "default_value boolean",
     "dictsort": "case_sensitive by reverse",
@@ -52,17 +52,17 @@ _FILTERS = {
     "unique": "case_sensitive attribute",
     "upper": "",
 }
-_TESTS = {
+TESTS = {
     **dict.fromkeys(["boolean", "callable", "defined", "even", "false", "float", "integer", "iterable"], ""),
     **dict.fromkeys(["mapping", "none", "number", "odd", "sequence", "string", "true", "undefined"], ""),
     **dict.fromkeys(["eq", "ne", "lt", "lteq", "gt", "gteq", "in", "sameas"], "other"),
     "divisibleby": "num",
 }
-_ALIASES = {"count": "length", "d": "default"}
-_TEST_ALIASES = {"equalto": "eq", "==": "eq", "!=": "ne", "greaterthan": "gt", ">": "gt", "ge": "gteq", ">=": "gteq"}
-_TEST_ALIASES |= {"lessthan": "lt", "<": "lt", "le": "lteq", "<=": "lteq"}
+ALIASES = {"count": "length", "d": "default"}
+TEST_ALIASES = {"equalto": "eq", "==": "eq", "!=": "ne", "greaterthan": "gt", ">": "gt", "ge": "gteq", ">=": "gteq"}
+TEST_ALIASES |= {"lessthan": "lt", "<": "lt", "le": "lteq", "<=": "lteq"}
 # Methods of texts and mappings with their parameters. `format` is read here.
-_METHODS = {
+METHODS = {
     **dict.fromkeys(["capitalize", "items", "keys", "lower", "title", "upper", "values"], ""),
     **dict.fromkeys(["count", "endswith", "find", "startswith"], "sub"),
     **dict.fromkeys(["strip", "lstrip", "rstrip"], "chars"),
@@ -79,9 +79,9 @@ _CHANGING = {"append", "clear", "extend", "insert", "pop", "popitem", "remove", 
     "update"
 }
 _OTHER_METHODS = {name for kind in (str, list, dict, int, float) for name in dir(kind) if not name.startswith("_")}
-_OTHER_METHODS -= _METHODS.keys() | _CHANGING
+_OTHER_METHODS -= METHODS.keys() | _CHANGING
 _OTHER_GLOBALS = {"cycler", "joiner", "lipsum", "self", "super"}
-_DATES = set("aAbBdHImMpSyY%")  # what strftime_now writes; `template.js` has the rows
+DATES = set("aAbBdHImMpSyY%")  # what strftime_now writes; `template.js` has the rows
 _BINARY = {
     nodes.Add: "add",
     nodes.Sub: "sub",
@@ -416,10 +416,10 @@ class _Compiler:
         kwargs: Sequence[nodes.Pair | nodes.Keyword],
         scope: Symbols,
     ) -> tuple[str, list[Any]]:
-        name = _ALIASES.get(name, name)
-        if name not in _FILTERS:
+        name = ALIASES.get(name, name)
+        if name not in FILTERS:
             _refuse(node, f"the filter {name}")
-        return name, self._bound(node, f"the filter {name}", _FILTERS[name], args, kwargs, scope)
+        return name, self._bound(node, f"the filter {name}", FILTERS[name], args, kwargs, scope)
 
     def _percent(
         self, node: nodes.Node, text: nodes.Node | None, args: Sequence[nodes.Expr] | None, scope: Symbols
@@ -441,11 +441,11 @@ class _Compiler:
         kwargs: Sequence[nodes.Pair | nodes.Keyword],
         scope: Symbols,
     ) -> tuple[str, list[Any]]:
-        name = _TEST_ALIASES.get(name, name)
-        if name not in _TESTS:
+        name = TEST_ALIASES.get(name, name)
+        if name not in TESTS:
             _refuse(node, f"the test {name}")
-        bound = self._bound(node, f"the test {name}", _TESTS[name], args, kwargs, scope)
-        if len(bound) < len(_TESTS[name].split()):
+        bound = self._bound(node, f"the test {name}", TESTS[name], args, kwargs, scope)
+        if len(bound) < len(TESTS[name].split()):
             _refuse(node, f"the test {name} without its argument")
         if name == "sameas" and bound not in ([None], [True], [False]):
             _refuse(node, "the test sameas with another argument than none, true or false")
@@ -458,8 +458,8 @@ class _Compiler:
             name = callee.attr
             if name == "format":
                 return self._str_format(node, callee, scope)
-            if name in _METHODS:
-                args = self._bound(node, f"the method {name}", _METHODS[name], node.args, node.kwargs, scope)
+            if name in METHODS:
+                args = self._bound(node, f"the method {name}", METHODS[name], node.args, node.kwargs, scope)
                 return ["call", ["attribute", self._expression(callee.node, scope), name], args]
             if name in _OTHER_METHODS:
                 _refuse(node, f"the method {name}")
@@ -540,5 +540,5 @@ def _check_date(node: nodes.Call) -> None:
             continue
         directive = next(directives, "")
         letter = next(directives, "") if directive == "-" else directive
-        if letter not in _DATES or not letter:
+        if letter not in DATES or not letter:
             _refuse(node, f"strftime_now with %{directive}{letter if directive == '-' else ''}")
