@@ -802,19 +802,25 @@ const computed = (compute) => (...nodes) => {
   return (frames) => compute(...parts.map((part) => part(frames)));
 };
 
-/** A filter or a test with its arguments: (value, frames) => value. */
+/** A filter or a test with its arguments, which are computed once: (frames) => (value) => value. */
 function applied(rows, name, args) {
   const [run, parts] = [known(rows, name), args.map(expression)];
   const isForSafe = rows === TESTS || OF_SAFE.includes(name);
-  return (value, frames) => {
-    if (value instanceof Safe && !isForSafe) fail(`the filter ${name} of what safe gives is not known here`);
-    return run(value, ...parts.map((part) => part(frames)));
+  return (frames) => {
+    const values = parts.map((part) => part(frames));
+    return (value) => {
+      if (value instanceof Safe && !isForSafe) fail(`the filter ${name} of what safe gives is not known here`);
+      return run(value, ...values);
+    };
   };
 }
 
 const applying = (rows) => (name, node, ...args) => {
-  const [part, run] = [expression(node), applied(rows, name, args)];
-  return (frames) => run(part(frames), frames);
+  const [part, bind] = [expression(node), applied(rows, name, args)];
+  return (frames) => {
+    const value = part(frames);
+    return bind(frames)(value);
+  };
 };
 
 /** `and`, `or` */
@@ -867,16 +873,19 @@ const EXPRESSIONS = table({
   filter: applying(FILTERS),
   test: applying(TESTS),
   map: (name, node, ...args) => {
-    const [part, run] = [expression(node), applied(FILTERS, name, args)];
-    return (frames) => new Lazy(changed(some(part(frames)), (value) => run(value, frames)));
+    const [part, bind] = [expression(node), applied(FILTERS, name, args)];
+    return (frames) => {
+      const values = some(part(frames));
+      return new Lazy(changed(values, bind(frames)));
+    };
   },
   map_attribute: computed((values, name, otherwise) => new Lazy(changed(some(values), getter(name, otherwise)))),
   select: (isWanted, test, node, key, ...args) => {
     const [part, name] = [expression(node), expression(key)];
-    const run = test === null ? isTrue : applied(TESTS, test, args);
+    const bind = test === null ? () => isTrue : applied(TESTS, test, args);
     return (frames) => {
-      const get = getter(name(frames));
-      return new Lazy(chosen(some(part(frames)), (value) => run(get(value), frames) === isWanted));
+      const [values, get, run] = [some(part(frames)), getter(name(frames)), bind(frames)];
+      return new Lazy(chosen(values, (value) => run(get(value)) === isWanted));
     };
   },
   call: (node, args, named = []) => {
