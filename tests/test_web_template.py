@@ -75,7 +75,7 @@ def test_values_and_statements(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(1, 600), *(pytest.param(seed, 5000, marks=pytest.mark.full) for seed in (2, 3))]
+    ("seed", "count"), [(1, 400), *(pytest.param(seed, 5000, marks=pytest.mark.full) for seed in (2, 3))]
 )
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of Python, which reads Jinja's constants
 def test_random_expressions(seed: int, count: int, tmp_path: Path) -> None:

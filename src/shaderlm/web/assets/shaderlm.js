@@ -438,15 +438,6 @@ class Text {
   }
 }
 
-function compiled(template) {
-  try {
-    return templateFunction(template);
-  } catch (problem) {
-    const todo = "take shaderlm.js and all other files from one export";
-    throw new ShaderlmError("damaged", `the chat template cannot be read (${problem.message}); ${todo}`, { cause: problem });
-  }
-}
-
 const encoded = (text) => new TextEncoder().encode(text);
 const newDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });
 
@@ -455,6 +446,16 @@ const ALPHABET = new Map();
 for (let byte = 0, others = 0; byte < 256; byte++) {
   const printable = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
   ALPHABET.set(String.fromCharCode(printable ? byte : 256 + others++), byte);
+}
+
+/** The function of a compiled template. */
+function compiled(template) {
+  try {
+    return templateFunction(template);
+  } catch (problem) {
+    const todo = "take shaderlm.js and all other files from one export";
+    throw new ShaderlmError("damaged", `the chat template cannot be read (${problem.message}); ${todo}`, { cause: problem });
+  }
 }
 
 function checkMessages(messages) {
