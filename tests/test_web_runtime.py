@@ -891,6 +891,30 @@ def test_special_tokens_in_messages_are_text(page: Page) -> None:
         assert ids.count(words.special_tokens[end]) == 1
 
 
+def test_what_a_template_does_not_render(page: Page) -> None:
+    """What it says of a conversation, what it does wrong, and one that this script cannot read."""
+    words = tokenizer_of("phi-3")
+    page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
+    about = json.dumps(text_entry(words, None))
+    templates = [compile_template(each).decode() for each in ("{{ raise_exception('no\n!') }}", "{{ 1 / 0 }}")]
+    found = page.call(f"""
+        const {{ Text }} = await import("/inside/inside.js");
+        const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
+        return [{", ".join(templates)}, [["nonsense"]]].map((template) => {{
+            try {{
+                new Text({about}, tokenizer, template).encodeChat({json.dumps(TALK)}, {{}}, false);
+            }} catch (problem) {{
+                return [problem.code, problem.message];
+            }}
+        }});
+    """)
+    prefix = "the chat template of this model"
+    assert found[0] == ["input", f"{prefix} refuses this conversation: no !"]
+    assert found[1] == ["input", f"{prefix} fails: division by zero"]
+    assert found[2][0] == "damaged"
+    assert "the export has nonsense, which its template.js does not know" in found[2][1]
+
+
 def test_text_is_whole_characters(page: Page) -> None:
     found = page.call("""
         const { TextStream } = await import("/inside/inside.js");

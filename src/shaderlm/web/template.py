@@ -130,7 +130,7 @@ class _UnsupportedError(Exception):
 
 
 def _refuse(node: nodes.Node, what: str) -> Never:
-    line = next(each.lineno for each in (node, *node.find_all(nodes.Node)) if each.lineno)
+    line = next((each.lineno for each in (node, *node.find_all(nodes.Node)) if each.lineno), 1)
     raise _UnsupportedError(f"line {line} has {what}")
 
 
@@ -318,10 +318,8 @@ class _Compiler:
             case nodes.TemplateData():
                 return node.data
             case nodes.Name():
-                if node.name in _OTHER_GLOBALS and scope.find_load(scope.ref(node.name)) == (
-                    VAR_LOAD_RESOLVE,
-                    node.name,
-                ):
+                load = scope.find_load(scope.ref(node.name))
+                if node.name in _OTHER_GLOBALS and load == (VAR_LOAD_RESOLVE, node.name):
                     _refuse(node, f"{node.name}, which is not there")
                 return ["variable", *self._place(scope.ref(node.name)), node.name]
             case nodes.Tuple() | nodes.List():

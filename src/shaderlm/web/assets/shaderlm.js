@@ -433,7 +433,8 @@ class Text {
     } catch (problem) {
       if (!(problem instanceof TemplateError)) throw problem;
       const what = problem.refuses ? "refuses this conversation" : "fails";
-      throw new ShaderlmError("input", `the chat template of this model ${what}: ${problem.message}`, { cause: problem });
+      const said = `the chat template of this model ${what}: ${problem.message}`;
+      throw new ShaderlmError("input", said, { cause: problem });
     }
   }
 }
@@ -454,7 +455,8 @@ function compiled(template) {
     return templateFunction(template);
   } catch (problem) {
     const todo = "take shaderlm.js and all other files from one export";
-    throw new ShaderlmError("damaged", `the chat template cannot be read (${problem.message}); ${todo}`, { cause: problem });
+    const said = `the chat template cannot be read (${problem.message}); ${todo}`;
+    throw new ShaderlmError("damaged", said, { cause: problem });
   }
 }
 

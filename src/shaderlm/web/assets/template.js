@@ -19,7 +19,8 @@ export class TemplateError extends Error {
 const fail = (message) => {
   throw new TemplateError(message);
 };
-const wrong = (expected, value) => fail(value instanceof Undefined ? value.message : `${expected}, got ${kindOf(value)}`);
+const wrong = (expected, value) =>
+  fail(value instanceof Undefined ? value.message : `${expected}, got ${kindOf(value)}`);
 
 // Costs -----------------------------------------------------------------------------------------------------
 
@@ -147,11 +148,13 @@ function list(value) {
 function lengthOf(value) {
   if (value instanceof Safe) return textLength(value.text);
   if (value instanceof Loop) return value.count();
-  return isText(value) ? textLength(value) : (partsOf(value) ?? wrong("a value with a length is expected", value)).length;
+  if (isText(value)) return textLength(value);
+  return (partsOf(value) ?? wrong("a value with a length is expected", value)).length;
 }
 
 const numberOf = (value) => (value instanceof Float ? value.value : isNumber(value) ? Number(value) : undefined);
-const integer = (value) => (isInteger(value) || isBool(value) ? Number(value) : wrong("a whole number is expected", value));
+const integer = (value) =>
+  isInteger(value) || isBool(value) ? Number(value) : wrong("a whole number is expected", value);
 const whole = (value) => (Number.isSafeInteger(value) ? value + 0 : fail("a whole number has more than 53 bits"));
 const wordOf = (value) => (isText(value) ? value : wrong("a text is expected", value));
 
@@ -198,7 +201,8 @@ function quoted(text) {
   const body = text.replace(/[\\'"\x00-\x1f\x7f-\xa0\xad]|[^\x00-\xff]/gu, (found) => {
     const escape = { "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", [quote]: `\\${quote}` }[found];
     const code = found.codePointAt(0);
-    if (escape || found === "'" || found === '"' || (code > 255 && !/[\p{C}\p{Z}]/u.test(found))) return escape ?? found;
+    const isPlain = found === "'" || found === '"' || (code > 255 && !/[\p{C}\p{Z}]/u.test(found));
+    if (escape || isPlain) return escape ?? found;
     const [letter, digits] = code < 256 ? ["x", 2] : code < 65536 ? ["u", 4] : ["U", 8];
     return `\\${letter}${code.toString(16).padStart(digits, "0")}`;
   });
@@ -271,7 +275,10 @@ function split(text, separator = null, most = -1, fromEnd = false) {
   const spots = []; // [begin, end] of separators
   const body = separator === null ? stripped(text, null, !fromEnd, fromEnd) : text;
   if (separator !== null) for (const at of matches(text, separator)) spots.push([at, at + separator.length]);
-  else for (const { 0: found, index } of body.matchAll(new RegExp(`[${SPACES}]+`, "g"))) spots.push([index, index + found.length]);
+  else {
+    const runs = body.matchAll(new RegExp(`[${SPACES}]+`, "g"));
+    for (const { 0: found, index } of runs) spots.push([index, index + found.length]);
+  }
   spend(text.length / CHARACTERS + spots.length);
   const count = integer(most) < 0 ? spots.length : Math.min(most, spots.length);
   const parts = [];
@@ -480,7 +487,8 @@ const METHODS = {
 
 /** An attribute as Python's getattr() finds it; undefined if there is none. */
 function ownAttribute(value, name) {
-  if ([Undefined, Callable, Safe].some((kind) => value instanceof kind)) wrong("a value with attributes is expected", value);
+  const hasNone = [Undefined, Callable, Safe].some((kind) => value instanceof kind);
+  if (hasNone) wrong("a value with attributes is expected", value);
   if (value instanceof Namespace) return value.entries.get(name);
   if (value instanceof Loop) return LOOP.get(name)?.(value);
   const method = METHODS[kindOf(value)]?.get(name);
@@ -967,11 +975,25 @@ function macro({ name, parameters, caller, kwargs, varargs, body }) {
       if (kwargs !== undefined) frame.set(kwargs, rest);
       else if (rest.size) fail(`macro '${name}' takes no keyword argument '${[...rest.keys()][0]}'`);
       if (varargs !== undefined) frame.set(varargs, Tuple.from(args.slice(parameters.length)));
-      else if (args.length > parameters.length) fail(`macro '${name}' takes not more than ${parameters.length} argument(s)`);
+      else if (args.length > parameters.length) fail(`macro '${name}' takes ${parameters.length} argument(s)`);
       capture(run, [...frames, frame]);
       calls--;
       return captured;
     });
+}
+
+/** The items of a loop for which its condition holds. */
+function taking({ target, enter, test }) {
+  const [set, begin, isWanted] = [setter(target), block(enter), expression(test)];
+  return (frames, values) => {
+    const inner = [...frames, new Map()];
+    begin(inner);
+    const takes = (value) => {
+      set(inner, value);
+      return isTrue(isWanted(inner));
+    };
+    return new Lazy(chosen(values, takes));
+  };
 }
 
 const STATEMENTS = table({
@@ -1014,15 +1036,12 @@ const STATEMENTS = table({
     };
   },
   for: ({ items, target, loop, condition, body, leave, otherwise }) => {
-    const [values, set, run, end, last] = [expression(items), setter(target), block(body), block(leave), block(otherwise)];
-    const wanted = condition && { set: setter(condition.target), enter: block(condition.enter), test: expression(condition.test) };
+    const [values, set] = [expression(items), setter(target)];
+    const [run, end, last] = [body, leave, otherwise].map(block);
+    const filter = condition && taking(condition);
     return (frames) => {
       let rest = values(frames);
-      if (wanted) {
-        const inner = [...frames, new Map()];
-        wanted.enter(inner);
-        rest = new Lazy(chosen(rest, (value) => (wanted.set(inner, value), isTrue(wanted.test(inner)))));
-      }
+      if (filter) rest = filter(frames, rest);
       if (loop !== undefined) rest = new Loop(rest);
       let isEmpty = true;
       for (const value of each(rest)) {
