@@ -38,6 +38,7 @@ from shaderlm.web.export import export
 from shaderlm.web.folder import check, new_folder
 from shaderlm.web.model import opened
 from shaderlm.web.plans import variants, web_config
+from shaderlm.web.template import compile_template
 from shaderlm.web.text import text_entry, tokenizer_json
 from shaderlm.web.variants import VARIANTS
 
@@ -123,7 +124,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def test_the_plan_is_complete(made: Exported) -> None:
     plan, folder = made.plan, made.folder
     assert plan["format"] == 1
-    assert {path.name for path in folder.iterdir()} >= {"plan.json", "tokenizer.json", "chat_template.jinja"}
+    assert {path.name for path in folder.iterdir()} >= {"plan.json", "tokenizer.json", "chat_template.json"}
     for file in plan["files"]:
         data = (folder / file["name"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"]), file["name"]
@@ -376,8 +377,8 @@ def test_the_tokenizer_is_a_usual_tokenizer_json(tiny: Exported) -> None:
     assert not {"eos_id", "add_eos", "clean_spaces"} & set(about), "nothing reads them"
     assert all(own.token_bytes(i) == b"" for i in about["silent_ids"])
     assert about["silent_ids"]
-    assert about["template"] == "chat_template.jinja"
-    assert (tiny.folder / "chat_template.jinja").read_text(encoding="utf-8") == own.vocabulary.chat_template
+    assert about["template"] == "chat_template.json"
+    assert (tiny.folder / "chat_template.json").read_bytes() == compile_template(own.vocabulary.chat_template)
     assert json.loads(text)["model"]["merges"][0].count(" ") == 1, "the short form"
 
 
@@ -470,6 +471,25 @@ def test_wrong_arguments(tmp_path: Path, tiny: Exported) -> None:
         assert words in done.err
     assert "from 1 to the model's 640" in shaderlm("export-web", tiny.model, tmp_path / "x", "--context", 9999).err
     assert "leave out --quantize" in shaderlm("export-web", "synthetic:smollm2-135m", "x", "--quantize", "q4_0").err
+
+
+def test_a_template_that_cannot_run_in_a_browser_is_replaced(tmp_path: Path) -> None:
+    """The error names what it uses, and the option that helps. Nothing is written before."""
+    model = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.chat_template": "{{ 'x'|pprint }}"})
+    done = shaderlm("export-web", model, tmp_path / "out")
+    words = "template of this model cannot run in a browser: line 1 has the filter pprint. --chat-template-file FILE"
+    assert (done.code, words in done.err, (tmp_path / "out").exists()) == (1, True, False)
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ messages[0].content }}</think>", encoding="utf-8")
+    done = shaderlm("export-web", model, tmp_path / "out", "--chat-template-file", other)
+    assert done.code == 0, done.err
+    assert (tmp_path / "out" / "chat_template.json").read_bytes() == compile_template(other.read_text(encoding="utf-8"))
+    other.write_text("")
+    (tmp_path / "out" / "chat_template.jinja").touch()  # of an export by an earlier version
+    done = shaderlm("export-web", model, tmp_path / "out", "--force", "--chat-template-file", other)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["text"]["template"] is None
+    assert not list((tmp_path / "out").glob("chat_template.*"))
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

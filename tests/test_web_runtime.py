@@ -23,6 +23,7 @@ from shaderlm.text import Tokenizer
 from shaderlm.text.splits import SPLITS
 from shaderlm.web.export import export
 from shaderlm.web.model import opened
+from shaderlm.web.template import compile_template
 from shaderlm.web.text import text_entry, tokenizer_json
 
 from .browser import NO_ZEROS, WEBGPU, Browser
@@ -490,16 +491,16 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
     content = fresh.server.content("/model/plan.json")
     assert content is not None
     plan = json.loads(content)
-    other = b"{# another template #}" + (fresh.server.content("/model/chat_template.jinja") or b"")
-    old = next(file for file in plan["files"] if file["name"] == "chat_template.jinja")
+    other = b" " + (fresh.server.content("/model/chat_template.json") or b"")
+    old = next(file for file in plan["files"] if file["name"] == "chat_template.json")
     gone = old["sha256"]
     old |= {"bytes": len(other), "sha256": hashlib.sha256(other).hexdigest()}
-    fresh.server.pages |= {"/model/plan.json": json.dumps(plan).encode(), "/model/chat_template.jinja": other}
+    fresh.server.pages |= {"/model/plan.json": json.dumps(plan).encode(), "/model/chat_template.json": other}
     try:
         fresh.open()
         fresh.without_kernels().load(variant=FAST)
     finally:
-        for name in ("plan.json", "chat_template.jinja"):
+        for name in ("plan.json", "chat_template.json"):
             del fresh.server.pages[f"/model/{name}"]
     after = fresh.call("return state.kept()")
     assert set(before) - set(after) == {f"/.shaderlm/{gone}"}
@@ -875,11 +876,11 @@ def test_special_tokens_in_messages_are_text(page: Page) -> None:
     end = "<|end|>"
     about = json.dumps(text_entry(words, None))
     page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
-    template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+    template = compile_template("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}").decode()
     found = page.call(f"""
         const {{ Text }} = await import("/inside/inside.js");
         const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
-        const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, {json.dumps(template)});
+        const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, {template});
         const encode = (content) => text.encodeChat([{{ role: "user", content }}], {{}}, false);
         return ["{end}", "a {end} b", "hello"].map(encode);
     """)
@@ -888,6 +889,30 @@ def test_special_tokens_in_messages_are_text(page: Page) -> None:
         marked = content.replace(end, end[0] + mark + end[1:])
         assert ids == words.encode_marked(f"<|user|>{marked}<|end|>", mark)
         assert ids.count(words.special_tokens[end]) == 1
+
+
+def test_what_a_template_does_not_render(page: Page) -> None:
+    """What it says of a conversation, what it does wrong, and one that this script cannot read."""
+    words = tokenizer_of("phi-3")
+    page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
+    about = json.dumps(text_entry(words, None))
+    templates = [compile_template(each).decode() for each in ("{{ raise_exception('no\n!') }}", "{{ 1 / 0 }}")]
+    found = page.call(f"""
+        const {{ Text }} = await import("/inside/inside.js");
+        const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
+        return [{", ".join(templates)}, [["nonsense"]]].map((template) => {{
+            try {{
+                new Text({about}, tokenizer, template).encodeChat({json.dumps(TALK)}, {{}}, false);
+            }} catch (problem) {{
+                return [problem.code, problem.message];
+            }}
+        }});
+    """)
+    prefix = "the chat template of this model"
+    assert found[0] == ["input", f"{prefix} refuses this conversation: no !"]
+    assert found[1] == ["input", f"{prefix} fails: division by zero"]
+    assert found[2][0] == "damaged"
+    assert "the export has nonsense, which its template.js does not know" in found[2][1]
 
 
 def test_text_is_whole_characters(page: Page) -> None:

@@ -13,6 +13,7 @@ from .completion import complete_files, complete_models
 from .loading import Progress, progress_bar
 from .models import is_synthetic
 from .options import context_option, ignore_key_option, quantize_option
+from .prompts import read_text
 
 if TYPE_CHECKING:
     from ..web.model import WebModel
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 @context_option
 @ignore_key_option
 @quantize_option
+@click.option("--chat-template-file", type=click.Path(exists=True, dir_okay=False), help="Another Jinja template.")
 @click.option("--force", is_flag=True, help="Replace an export that is in DIR. A folder with other files stays.")
 def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
     """Write a model as static files that browsers run.
@@ -45,18 +47,25 @@ def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
 
 @contextmanager
 def _opened(
-    model: str, progress: Progress | None, context: int | None, quantize: str | None, ignore_keys: Sequence[str]
+    model: str,
+    progress: Progress | None,
+    context: int | None,
+    quantize: str | None,
+    ignore_keys: Sequence[str],
+    chat_template_file: str | None,
 ) -> Iterator[WebModel]:
     from ..errors import InputError
     from ..web import model as web
 
     if not is_synthetic(model):
-        options: dict[str, Any] = {"quantize": quantize, "ignore_keys": ignore_keys, "progress": progress}
-        with web.opened(model, context=context, **options) as web_model:
+        template = None if chat_template_file is None else read_text(chat_template_file)
+        options: dict[str, Any] = {"quantize": quantize, "ignore_keys": ignore_keys, "chat_template": template}
+        with web.opened(model, context=context, progress=progress, **options) as web_model:
             yield web_model
         return
-    if quantize is not None or ignore_keys:
-        raise InputError("a synthetic model has no file: leave out --quantize and --ignore-key")
+    if quantize is not None or ignore_keys or chat_template_file is not None:
+        options_of_files = "--quantize, --ignore-key and --chat-template-file"
+        raise InputError(f"a synthetic model has no file: leave out {options_of_files}")
     yield _synthetic(model, context)
 
 

@@ -24,7 +24,6 @@ TYPES = {
     "svg": "image/svg+xml",
     "json": "application/json",
     "bin": "application/octet-stream",
-    "jinja": "text/plain",
     "ts": "text/plain",
     "txt": "text/plain",
 }

@@ -32,7 +32,7 @@ class _Renderer:
     """Compiles templates, keeps the last ones, and renders."""
 
     def __init__(self) -> None:
-        self._environment = _environment()
+        self._environment = environment()
         self._compile = lru_cache(_MAX_TEMPLATES)(self._environment.from_string)
 
     def answer(self, request: dict[str, Any]) -> tuple[str, str]:
@@ -45,7 +45,7 @@ class _Renderer:
         except MemoryError:
             raise
         except Exception as problem:  # beside syntax errors, whatever computing its constants may raise
-            return "broken", _one_line(problem)
+            return "broken", one_line(problem)
         try:
             return self._rendered(template, variables, request["max_bytes"])
         except _RefusalError as problem:
@@ -53,7 +53,7 @@ class _Renderer:
         except MemoryError:
             raise
         except Exception as problem:  # it is a program, and may fail like one
-            return "failed", _one_line(problem)
+            return "failed", one_line(problem)
 
     def _rendered(self, template: Template, variables: dict[str, Any], max_bytes: int) -> tuple[str, str]:
         parts, remaining = list[str](), max_bytes
@@ -69,7 +69,8 @@ class _RefusalError(Exception):
     """A template says that it cannot render a conversation."""
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def environment() -> ImmutableSandboxedEnvironment:
+    """What templates are compiled and rendered in."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -90,7 +91,7 @@ class _Generation(Extension):
 
 
 def _refuse(message: object) -> None:
-    raise _RefusalError(_one_line(message))
+    raise _RefusalError(one_line(message))
 
 
 def _strftime_now(pattern: str) -> str:
@@ -107,5 +108,6 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _one_line(problem: object) -> str:
+def one_line(problem: object) -> str:
+    """What is wrong, as one short line."""
     return " ".join(str(problem).split())[:_LONGEST_PROBLEM] or type(problem).__name__

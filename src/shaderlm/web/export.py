@@ -21,10 +21,12 @@ from .document import FORMAT, Shaders, distinct, probes, tables, variant_entry
 from .folder import check, new_folder
 from .model import Progress, WebModel
 from .plans import variants, web_config
+from .template import compile_template
 from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
 
-PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.jinja", "sw.js"
+PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.json", "sw.js"
+_FORMER = {"chat_template.jinja", "jinja.js", "LICENSE-jinja.txt"}  # files of exports by earlier versions
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
 
@@ -72,7 +74,7 @@ def _text(model: WebModel, texts: Mapping[str, bytes]) -> dict[str, Any] | None:
     if model.tokenizer is None:
         return None
     template = TEMPLATE if TEMPLATE in texts else None
-    return text_entry(model.tokenizer, template, texts.get(TEMPLATE, b"").decode())
+    return text_entry(model.tokenizer, template, str(model.chat_template or ""))
 
 
 def check_folder(folder: Path, force: bool) -> None:
@@ -89,7 +91,7 @@ def static_files() -> dict[str, bytes]:
 
 def _known_names() -> set[str]:
     """What the folder of an export has, beside weights."""
-    return {PLAN, TOKENIZER, TEMPLATE, WORKER, *(path.partition("/")[0] for path in static_files())}
+    return {PLAN, TOKENIZER, TEMPLATE, WORKER, *_FORMER, *(path.partition("/")[0] for path in static_files())}
 
 
 def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]:
@@ -109,8 +111,7 @@ def _texts(model: WebModel) -> Mapping[str, bytes]:
     if model.tokenizer is None:
         return {}
     texts = {TOKENIZER: tokenizer_json(model.tokenizer).encode()}
-    template = model.tokenizer.vocabulary.chat_template
-    return texts | ({TEMPLATE: template.encode()} if isinstance(template, str) else {})
+    return texts | ({TEMPLATE: compile_template(model.chat_template)} if model.chat_template else {})
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -22,7 +22,10 @@ Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in
 
 @dataclass(frozen=True)
 class WebModel:
-    """`types`: how many tensors of the checkpoint have which format. A model without a tokenizer reads token ids."""
+    """`types`: how many tensors of the checkpoint have which format. A model without a tokenizer reads token ids.
+
+    `chat_template`: what the file has, whatever that is, or another one.
+    """
 
     name: str
     architecture: Architecture
@@ -30,6 +33,7 @@ class WebModel:
     source: Source
     tokenizer: Tokenizer | None
     types: dict[str, int]
+    chat_template: object = None
 
 
 @contextmanager
@@ -39,9 +43,13 @@ def opened(
     context: int | None = None,
     quantize: str | None = None,
     ignore_keys: Collection[str] = (),
+    chat_template: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[WebModel]:
-    """The model of a file or a folder, as `load` names it, with its file open; arguments as for `load`."""
+    """The model of a file or a folder, as `load` names it, with its file open; arguments as for `load`.
+
+    chat_template: a Jinja template instead of the model's own.
+    """
     if quantize is not None:
         check_kind(quantize)
     path = find(model, progress)
@@ -53,4 +61,5 @@ def opened(
         config = config_of_file(kind, file, context, dense=False, ignore_keys=ignore_keys)
         tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
         types = Counter(info.kind for info in file.tensors.values())
-        yield WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()))
+        template = tokenizer.vocabulary.chat_template if chat_template is None else chat_template
+        yield WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()), template)

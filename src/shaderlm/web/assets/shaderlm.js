@@ -8,7 +8,7 @@
 // hidden states, and "heads", from there to a sampled token. docs/web.md describes it; shaderlm.d.ts has the types.
 // In this file: errors, files, text, the device, the steps of a conversation, options, and what users call.
 
-import { Template } from "./jinja.js";
+import { TemplateError, templateFunction } from "./template.js";
 import { Tokenizer } from "./tokenizers.js";
 
 const FORMAT = 1; // of plan.json
@@ -326,7 +326,7 @@ async function sha256(bytes) {
 class Text {
   constructor(about, tokenizer, template) {
     this.about = about;
-    this.source = template;
+    this.template = template && compiled(template);
     this.byteTable = new Map(); // bytes of tokens
     if (!tokenizer) return;
     if (tokenizer.model.type !== "BPE") {
@@ -401,7 +401,7 @@ class Text {
   /** The token ids of a conversation. Special tokens in messages are text; those of the template are tokens. */
   encodeChat(messages, kwargs, parseSpecial) {
     checkMessages(messages);
-    if (this.source === null) {
+    if (!this.template) {
       throw new ShaderlmError("input", "this model has no chat template; use complete() to continue a text");
     }
     const contents = [...texts(messages)].join("\n");
@@ -429,14 +429,12 @@ class Text {
     const taken = Object.keys(kwargs).find((name) => name in own);
     if (taken) throw new ShaderlmError("input", `the template's variable ${taken} is set by other means; leave it out`);
     try {
-      this.template ??= new Template(this.source);
-      return this.template.render({ ...own, ...kwargs });
+      return this.template({ ...own, ...kwargs });
     } catch (problem) {
-      throw new ShaderlmError(
-        "input",
-        `the chat template of this model refuses this conversation: ${problem.message}`,
-        { cause: problem },
-      );
+      if (!(problem instanceof TemplateError)) throw problem;
+      const what = problem.refuses ? "refuses this conversation" : "fails";
+      const said = `the chat template of this model ${what}: ${problem.message}`;
+      throw new ShaderlmError("input", said, { cause: problem });
     }
   }
 }
@@ -449,6 +447,17 @@ const ALPHABET = new Map();
 for (let byte = 0, others = 0; byte < 256; byte++) {
   const printable = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
   ALPHABET.set(String.fromCharCode(printable ? byte : 256 + others++), byte);
+}
+
+/** The function of a compiled template. */
+function compiled(template) {
+  try {
+    return templateFunction(template);
+  } catch (problem) {
+    const todo = "take shaderlm.js and all other files from one export";
+    const said = `the chat template cannot be read (${problem.message}); ${todo}`;
+    throw new ShaderlmError("damaged", said, { cause: problem });
+  }
 }
 
 function checkMessages(messages) {
@@ -1513,7 +1522,7 @@ async function loadOnce(url, { report, signal, variant, cache, gpu, failed }) {
     const info = { name, architecture, parameters, context, weightBytes: weight_bytes };
     info.variant = opened.variant.name;
     info.device = deviceName(opened.adapter.info ?? {});
-    info.chat = text.source !== null;
+    info.chat = Boolean(text.template);
     info.cached = files.complete ? "cache" : "memory";
     info.warnings = files.warnings;
     report({ stage: "ready", done: 1, total: 1 });
@@ -1547,7 +1556,8 @@ async function loadText(files, plan) {
     return new TextDecoder().decode(bytes);
   };
   const tokenizer = JSON.parse(await read("tokenizer.json"));
-  return new Text(plan.text, tokenizer, plan.text.template === null ? null : await read(plan.text.template));
+  const { template } = plan.text;
+  return new Text(plan.text, tokenizer, template === null ? null : JSON.parse(await read(template)));
 }
 
 /** Weights, file by file, into their buffers. Two files are in memory at most: one comes while one is being kept. */
