@@ -41,7 +41,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 def small_vocabulary() -> Vocabulary:
     """The first tokens of GPT-2, and some that are added."""
     whole = tokenizer_of("gpt-2").vocabulary
-    added = ["<|end|>", "<|end|>x", "  ", "<tool>", "İé"]
+    added = ["<|end|>", "<|end|>x", " _ ", "<tool>", "İé"]
     tokens = [*whole.tokens[:3000], *added]
     known = set(tokens)
     merges = [merge for merge in whole.merges[:3000] if merge.replace(" ", "") in known]
@@ -72,14 +72,17 @@ def test_every_recorded_text(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_random_texts(name: str, tmp_path: Path) -> None:
-    texts = [*random_texts(300, tokenizer_of(name), 3), "", "\0", "\0\0a\0", "▁", " ▁ ", "<0x41>", "\ufeffa"]
-    assert different(tmp_path, tokenizer_of(name), texts, 3) == []
+    tokenizer = tokenizer_of(name)
+    texts = [*random_texts(300, tokenizer, 3), "", "\0", "\0\0a\0", "▁", " ▁ ", "<0x41>", "\ufeffa"]
+    assert different(tmp_path, 3, {name: (tokenizer, texts)}) == []
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", NAMES)
-def test_many_random_texts(name: str, tmp_path: Path) -> None:
-    assert different(tmp_path, tokenizer_of(name), [*random_texts(10_000, tokenizer_of(name), 4)], 4) == []
+def test_a_hundred_thousand_random_texts(tmp_path: Path) -> None:
+    cases = {
+        name: (tokenizer_of(name), [*random_texts(100_000 // len(NAMES), tokenizer_of(name), 4)]) for name in NAMES
+    }
+    assert different(tmp_path, 4, cases) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,10 +102,14 @@ def test_special_tokens_in_messages_are_text(name: str, tmp_path: Path) -> None:
 # Rules -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", BY_SPLIT, ids=BY_SPLIT.values())
-def test_every_split(split: Any, tmp_path: Path) -> None:
-    tokenizer = Tokenizer(replace(small_vocabulary(), pre=BY_SPLIT[split]))
-    assert different(tmp_path, tokenizer, [*random_texts(200, tokenizer, 7)], 7) == []
+def compared(folder: Path, tokenizers: Mapping[str, Tokenizer], count: int) -> list[tuple[Any, ...]]:
+    return different(folder, 7, {name: (each, [*random_texts(count, each, 7)]) for name, each in tokenizers.items()})
+
+
+@pytest.mark.parametrize("begin", range(4))
+def test_every_split(begin: int, tmp_path: Path) -> None:
+    splits = {name: Tokenizer(replace(small_vocabulary(), pre=name)) for name in [*BY_SPLIT.values()][begin::4]}
+    assert compared(tmp_path, splits, 120) == []
 
 
 @pytest.mark.full
@@ -145,12 +152,13 @@ EXPRESSIONS = [
 ]
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_expressions(expression: str, tmp_path: Path) -> None:
-    for behavior, invert in (("Isolated", False), ("MergedWithNext", True)):
-        rule = {"type": "Sequence", "pretokenizers": [splitting(expression, behavior, invert), BYTES]}
-        tokenizer = with_rules(small_vocabulary(), pre_tokenizer=rule)
-        assert different(tmp_path, tokenizer, [*random_texts(150, tokenizer, 9)], 9) == []
+def test_expressions(tmp_path: Path) -> None:
+    tokenizers = {}
+    for expression in EXPRESSIONS:
+        for behavior, invert in (("Isolated", False), ("MergedWithNext", True)):
+            rule = {"type": "Sequence", "pretokenizers": [splitting(expression, behavior, invert), BYTES]}
+            tokenizers[f"{expression} {behavior}"] = with_rules(small_vocabulary(), pre_tokenizer=rule)
+    assert compared(tmp_path, tokenizers, 60) == []
 
 
 RULES: Mapping[str, Sequence[dict[str, Any]]] = {
@@ -166,11 +174,12 @@ RULES: Mapping[str, Sequence[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_rules_of_a_byte_level_vocabulary(name: str, tmp_path: Path) -> None:
-    rule = {"type": "Sequence", "pretokenizers": RULES[name]}
-    tokenizer = with_rules(small_vocabulary(), pre_tokenizer=rule)
-    assert different(tmp_path, tokenizer, [*random_texts(150, tokenizer, 11)], 11) == []
+def test_rules_of_a_byte_level_vocabulary(tmp_path: Path) -> None:
+    tokenizers = {
+        name: with_rules(small_vocabulary(), pre_tokenizer={"type": "Sequence", "pretokenizers": rules})
+        for name, rules in RULES.items()
+    }
+    assert compared(tmp_path, tokenizers, 60) == []
 
 
 NORMALIZERS: Mapping[str, dict[str, Any] | list[dict[str, Any]]] = {
@@ -178,24 +187,23 @@ NORMALIZERS: Mapping[str, dict[str, Any] | list[dict[str, Any]]] = {
     "Strip": {"type": "Strip", "strip_left": True, "strip_right": True},
     "Strip right": {"type": "Strip", "strip_left": False, "strip_right": True},
     "Prepend": {"type": "Prepend", "prepend": "x"},
-    "Replace": {"type": "Replace", "pattern": {"Regex": r"\s+|e*"}, "content": "$&▁"},
+    "Replace": {"type": "Replace", "pattern": {"Regex": r"\s+|e+"}, "content": "$&▁"},
     "Sequence": [{"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
 }
 
 
-@pytest.mark.parametrize("name", NORMALIZERS)
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "single_word"])
-def test_normalizers_and_flags_of_added_tokens(name: str, flag: str, tmp_path: Path) -> None:
-    rule = NORMALIZERS[name]
-    rule = {"type": "Sequence", "normalizers": rule} if isinstance(rule, list) else rule
+def test_normalizers_and_flags_of_added_tokens(flag: str, tmp_path: Path) -> None:
     vocabulary = small_vocabulary()
-    added = [{"content": text, flag: i != 3} for i, text in enumerate(vocabulary.tokens[-5:])]
-    tokenizer = with_rules(vocabulary, normalizer=rule, pre_tokenizer=GPT2, added_tokens=added)
-    texts = [*random_texts(60, tokenizer, 13)]
-    texts += [
-        f"{a}{text}{b}" for text in vocabulary.tokens[-5:] for a in ("", "x ", "é", "\n\t") for b in ("", "_", " y")
-    ]
-    assert different(tmp_path, tokenizer, texts, 13) == []
+    words = vocabulary.tokens[-5:]
+    added = [{"content": text, flag: i != 3} for i, text in enumerate(words)]
+    cases = {}
+    for name, rule in NORMALIZERS.items():
+        rule = {"type": "Sequence", "normalizers": rule} if isinstance(rule, list) else rule
+        tokenizer = with_rules(vocabulary, normalizer=rule, pre_tokenizer=GPT2, added_tokens=added)
+        texts = [f"{a}{text}{b}" for text in words for a in ("", "x ", "é", "\n\t") for b in ("", "_", " y")]
+        cases[name] = (tokenizer, [*texts, *random_texts(40, tokenizer, 13)])
+    assert different(tmp_path, 13, cases) == []
 
 
 PIECES: Mapping[str, dict[str, Any]] = {
@@ -213,18 +221,117 @@ MODELS: Sequence[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("name", PIECES)
-def test_rules_of_pieces(name: str, tmp_path: Path) -> None:
-    for base in ("bpe-bytes", "unigram-bytes"):
-        own = tokenizer_of(base)
-        model = json.loads(own.encoder_json())["model"]
-        vocabulary = own.vocabulary
-        unknown = vocabulary.unknown
-        if base == "bpe-bytes":
-            vocabulary = replace(vocabulary, merges=[" ".join(pair) for pair in model["merges"]])
-        for options in (
-            MODELS if base == "bpe-bytes" else [{"unk_id": unknown, "byte_fallback": on} for on in (True, False)]
-        ):
-            rules = {"model": {"type": model["type"], **options}, "pre_tokenizer": PIECES[name]}
-            tokenizer = with_rules(vocabulary, **rules)
-            assert different(tmp_path, tokenizer, [*random_texts(60, tokenizer, 17)], 17) == []
+def test_rules_of_pieces(tmp_path: Path) -> None:
+    own = tokenizer_of("bpe-bytes")
+    merges = [" ".join(pair) for pair in json.loads(own.encoder_json())["model"]["merges"]]
+    bpe, unigram = replace(own.vocabulary, merges=merges), tokenizer_of("unigram-bytes").vocabulary
+    tokenizers = {}
+    for name, rule in PIECES.items():
+        for i, options in enumerate(MODELS):
+            model = {"type": "BPE", **options}
+            tokenizers[f"BPE {i} {name}"] = with_rules(bpe, model=model, pre_tokenizer=rule)
+        for byte_fallback in (True, False):
+            model = {"type": "Unigram", "unk_id": unigram.unknown, "byte_fallback": byte_fallback}
+            tokenizers[f"unigram {byte_fallback} {name}"] = with_rules(unigram, model=model, pre_tokenizer=rule)
+    assert compared(tmp_path, tokenizers, 40) == []
+
+
+def charsmap() -> bytes:
+    """A table of characters and what replaces them, as SentencePiece writes it: see `shaderlm.web.charsmap`."""
+    pairs = {
+        "ﬁ": "fi",
+        "①": "1",
+        "A": "a",
+        "é": "e",
+        "e\u0301": "E",
+        "\r": " ",
+        "\n": "\n ",
+        "🄰": "",
+        "©": "(c)",
+        "\u0600": "-",
+    }
+    pairs |= {"か\u3099": "が", "x\u0301y": "never"}
+    texts, places = b"", {}
+    for key, text in pairs.items():
+        places[key.encode()] = len(texts)
+        texts += text.encode() + b"\0"
+    units = {0: 0}
+    free = iter(range(1, 400))  # blocks of 256 units, one for each node
+
+    def add(node: int, prefix: bytes) -> None:
+        """The nodes below one: unit 0 of a block has the value, unit c the child of the byte c."""
+        block = 256 * next(free)
+        units[node] = units.get(node, 0) | (node ^ block) << 10
+        if prefix in places:
+            units[node] |= 1 << 8
+            units[block] = places[prefix] | 1 << 31
+        for byte in sorted({key[len(prefix)] for key in places if key.startswith(prefix) and key != prefix}):
+            units[block ^ byte] = byte
+            add(block ^ byte, prefix + bytes([byte]))
+
+    add(0, b"")
+    size = 256 * next(free)
+    array = b"".join(units.get(i, 0x80000000).to_bytes(4, "little") for i in range(size))
+    return len(array).to_bytes(4, "little") + array + texts
+
+
+def test_characters_that_a_table_replaces(tmp_path: Path) -> None:
+    """A character with what combines with it, too; lines' ends are one."""
+    vocabularies = {name: tokenizer_of(name).vocabulary for name in ("unigram-bytes", "bpe-bytes")}
+    tokenizers = {name: Tokenizer(replace(each, charsmap=charsmap())) for name, each in vocabularies.items()}
+    hard = [
+        f"{a}{b}{c}" for a in "ﬁ①Aée©🄰\r\u0600" for b in ("", "\u0301", "\u0301\u0302", "\n") for c in "yA\u0301\u200d"
+    ]
+    cases = {name: (each, [*random_texts(200, each, 19), *hard]) for name, each in tokenizers.items()}
+    assert tokenizers["unigram-bytes"].encode("ﬁ\u0301") == tokenizers["unigram-bytes"].encode("fi")
+    assert different(tmp_path, 19, cases) == []
+
+
+# Long and refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "unigram-bytes"])
+def test_time_is_in_proportion_to_the_text(name: str, tmp_path: Path) -> None:
+    """A square of the length takes minutes."""
+    units = ("a", "A", " ", "7", "\n", "中", "\u0301", " '", "<|")
+    jobs = [load_job(tokenizer_of(name)), *({"time": unit * 50_000 + "x"} for unit in units)]
+    assert max(run(tmp_path, jobs)[1:]) < 3
+
+
+@pytest.mark.full
+def test_every_split_takes_time_in_proportion_to_the_text(tmp_path: Path) -> None:
+    for name in BY_SPLIT.values():
+        tokenizer = Tokenizer(replace(small_vocabulary(), pre=name))
+        units = ("a", "A", " ", "7", "\n", "中", "\u0301", " '", "Aa", "'S")
+        seconds = run(tmp_path, [load_job(tokenizer), *({"time": unit * 100_000 + "x"} for unit in units)])[1:]
+        assert max(seconds) < 5, name
+
+
+def test_rules_that_are_refused() -> None:
+    """By their names, when a model is exported."""
+    vocabulary, unigram = small_vocabulary(), tokenizer_of("unigram-bytes").vocabulary
+    first = METASPACE | {"prepend_scheme": "first"}
+    for rules, words in (
+        ({"pre_tokenizer": {"type": "UnicodeScripts"}}, "it has a pre_tokenizer UnicodeScripts; Sequence, ByteLevel"),
+        ({"normalizer": {"type": "Nmt"}}, "it has a normalizer Nmt; Sequence, NFC"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES, first]}}, "before the first word alone"),
+        (
+            {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": False}, "pre_tokenizer": first},
+            "first word",
+        ),
+        ({"model": {"type": "BPE", "end_of_word_suffix": "</w>"}}, "its model has a end_of_word_suffix, '</w>'"),
+        (
+            {"pre_tokenizer": splitting(r"(a)\1")},
+            r"its Split has an expression with \\1, which JavaScript does not have",
+        ),
+        ({"pre_tokenizer": splitting(r"\X")}, r"expression with \\X"),
+        ({"pre_tokenizer": splitting(r"(?:a\Kb)")}, r"expression with \\K"),
+        ({"pre_tokenizer": splitting(r"a(?x) b")}, r"expression with \(\?x"),
+        ({"pre_tokenizer": splitting(r"(?i:ss)")}, "expression with 'ss' in any case"),
+        ({"pre_tokenizer": splitting(r"(?i:[ß])")}, r"expression with \[ß\] in any case"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": r"\G."}, "content": ""}}, r"its Replace .* \\G"),
+    ):
+        with pytest.raises(ModelError, match=f"cannot run in a browser: .*{words}"):
+            tokenizer_json(with_rules(vocabulary, **rules))
+    with pytest.raises(ModelError, match="its model has no unknown token"):
+        tokenizer_json(with_rules(unigram, model={"type": "Unigram"}))

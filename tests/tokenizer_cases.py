@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ COMBINING = [
 COMBINING += ["\u0600a", "क\u094d\u200dष"]
 CONTROLS = [*"\x00\x01\x07\x1b\x7f\x80\x9f\xad\u200e\u2060\ufffd\ufffe\uffff"]
 LINES = (
-    "the The THE of and people time don't I'LL we've HTTPServer camelCase naïve Straße café ÀÉ ß ǅ ŉ ﬀ ſt 日本語 カタカナ",
-    "ひらがな 한국어 Привет мир नमस्ते السلام שלום ไทย ελληνικά Ꭰꭰ 𝒜𝓁 ①② Ⅷ ½ ² ٣٤ １２３ ﷺ ㎏ №7 x86_64 0x1F 3.14 1,000,000",
-    "<0x41> <0x4 0xFF> [PAD1]",
+    "the The THE of and people time don't I'LL we've HTTPServer camelCase naïve Straße café ÀÉ ß ǅ ŉ ﬀ ſt",
+    "日本語 カタカナ ひらがな 한국어 Привет мир नमस्ते السلام שלום ไทย ελληνικά Ꭰꭰ 𝒜𝓁 ①② Ⅷ ½ ² ٣٤ １２３ ﷺ ㎏",
+    "№7 x86_64 0x1F 3.14 1,000,000 <0x41> <0x4 0xFF> [PAD1]",
 )
 WORDS = [word for line in LINES for word in line.split()]
 
@@ -115,26 +115,20 @@ def run(folder: Path, jobs: Iterable[dict[str, Any]]) -> list[Any]:
     return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
-def different(folder: Path, tokenizer: Tokenizer, texts: Sequence[str], seed: int) -> list[tuple[Any, ...]]:
+def different(folder: Path, seed: int, cases: Mapping[str, tuple[Tokenizer, Sequence[str]]]) -> list[tuple[Any, ...]]:
     """What Python and JavaScript read or write differently: texts with and without special tokens, and random ids."""
     rng = random.Random(seed)
-    count = len(tokenizer.vocabulary.tokens)
-    low = list(tokenizer.vocabulary.not_normal) or [0]
-    lists = [
-        [
-            rng.choice((rng.randrange(count), rng.randrange(min(count, 300)), rng.choice(low)))
-            for _ in range(rng.randrange(9))
-        ]
-        for _ in texts
-    ]
-    jobs: list[dict[str, Any]] = [load_job(tokenizer)]
-    expected: list[Any] = [None]
-    for text, ids in zip(texts, lists, strict=True):
-        jobs += [{"encode": text}, {"encode": text, "parseSpecial": False}, {"decode": ids}]
-        expected += [
-            tokenizer.encode(text),
-            tokenizer.encode(text, parse_special=False),
-            tokenizer.decode(ids, skip_special=True),
-        ]
+    jobs, expected, names = list[dict[str, Any]](), list[Any](), list[str]()
+    for name, (tokenizer, texts) in cases.items():
+        count, few = len(tokenizer.vocabulary.tokens), list(tokenizer.vocabulary.not_normal) or [0]
+        jobs.append(load_job(tokenizer))
+        expected.append(None)
+        for text in texts:
+            sources = rng.choices([range(count), range(min(count, 300)), few], k=rng.randrange(9))
+            ids = [rng.choice(source) for source in sources]
+            jobs += [{"encode": text}, {"encode": text, "parseSpecial": False}, {"decode": ids}]
+            expected += [tokenizer.encode(text), tokenizer.encode(text, parse_special=False)]
+            expected.append(tokenizer.decode(ids, skip_special=True))
+        names += [name] * (len(jobs) - len(names))
     found = run(folder, jobs)
-    return [each for each in zip(jobs, expected, found, strict=True) if each[1] != each[2]]
+    return [each for each in zip(names, jobs, expected, found, strict=True) if each[2] != each[3]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from tokenizers import normalizers, pre_tokenizers
@@ -168,6 +169,7 @@ def _split(expression: str, behavior: str, invert: bool = False) -> Rule:
     return {"kind": "split", "expression": expression, "behavior": _BEHAVIORS[behavior], "invert": invert}
 
 
+@cache
 def _spaces() -> Ranges:
     remaining = set("".join(pieces(pre_tokenizers.WhitespaceSplit())))
     return ranges_of(character for character in all_characters() if character not in remaining)

@@ -343,7 +343,13 @@ class Text {
         "a text must be valid Unicode; this one holds half a character (a lone surrogate)",
       );
     }
-    return this.tokenizer.encode(text, { parseSpecial, mark });
+    try {
+      return this.tokenizer.encode(text, { parseSpecial, mark });
+    } catch (problem) {
+      if (!(problem instanceof RangeError)) throw problem;
+      const what = "a text has a word of millions of letters, which the browser's regular expressions do not take";
+      throw new ShaderlmError("input", `${what} (${problem.message}). Put spaces or line ends into it`, { cause: problem });
+    }
   }
 
   /** The bytes that a token adds to a text. */

@@ -200,9 +200,9 @@ function replaceCharacters(text, rule) {
     }
   };
   const alone = (part) => Array.from(part, (character) => found(character) ?? character).join("");
-  const together = (part) => (encoder.encode(part).length < 6 && found(part)) ?? alone(part);
+  const together = (part) => (encoder.encode(part).length < 6 ? found(part) : undefined) ?? alone(part);
   // Two neighbours in ASCII never combine, except for those of a line's end.
-  return text.replace(/\r\n|[\0-\x7f]?[^\0-\x7f]+[\0-\x7f]?|[\0-\x7f]/g, (part) => {
+  return text.replace(/\r\n|[\0-\x7f]?(?:[^\0-\x7f]+(?:\r\n|[\0-\x7f])?)+|[\0-\x7f]/g, (part) => {
     if (part.length === 1) return found(part) ?? part;
     let replaced = "";
     for (const { segment } of rule.segmenter.segment(part)) replaced += together(segment);
@@ -417,11 +417,13 @@ class Merges {
     return symbols;
   }
 
-  #merge(symbols) {
-    const count = symbols.length;
-    if (count < 2) return symbols;
-    const before = Int32Array.from({ length: count }, (_, i) => i - 1);
-    const after = Int32Array.from({ length: count }, (_, i) => (i + 1 < count ? i + 1 : -1));
+  #merge(ids) {
+    const count = ids.length;
+    if (count < 2) return ids;
+    const symbols = Int32Array.from(ids);
+    const before = new Int32Array(count);
+    const after = new Int32Array(count);
+    for (let i = 0; i < count; i++) [before[i], after[i]] = [i - 1, i + 1 < count ? i + 1 : -1];
     const heap = new Heap(); // of merge · 2^31 + place: the first merge first, of equal ones that to the left
     const offer = (place) => {
       if (place < 0 || after[place] < 0) return;
@@ -430,12 +432,13 @@ class Merges {
     };
     for (let place = 0; place < count - 1; place++) offer(place);
     for (let key = heap.pop(); key !== undefined; key = heap.pop()) {
-      const place = key % 2 ** 31;
+      const merge = Math.floor(key / 2 ** 31);
+      const place = key - merge * 2 ** 31;
       const next = after[place];
       if (symbols[place] < 0 || next < 0) continue;
       // Others may have been merged meanwhile; what these make now is the same token or another one.
       const now = this.#find(symbols[place], symbols[next]);
-      const token = this.merged[(key - place) / 2 ** 31];
+      const token = this.merged[merge];
       if (now < 0 || this.merged[now] !== token) continue;
       symbols[place] = token;
       symbols[next] = -1;
@@ -444,7 +447,7 @@ class Merges {
       offer(before[place]);
       offer(place);
     }
-    return symbols.filter((id) => id >= 0);
+    return Array.from(symbols.filter((id) => id >= 0));
   }
 }
 
