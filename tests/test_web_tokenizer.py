@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -112,17 +113,36 @@ def test_every_split(begin: int, tmp_path: Path) -> None:
     assert compared(tmp_path, splits, 120) == []
 
 
+def characters() -> list[str]:
+    """All of the planes that have letters, and some of the others."""
+    return [
+        each
+        for each in all_characters()
+        if each < "\U00032000" or "\U000e0000" < each < "\U000e0200" or ord(each) % 101 == 0
+    ]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("split", BY_SPLIT, ids=BY_SPLIT.values())
 def test_every_character_is_in_the_same_classes(split: Any, tmp_path: Path) -> None:
     """Also those that other versions of Unicode have, or have in other classes."""
     tokenizer = Tokenizer(replace(small_vocabulary(), pre=BY_SPLIT[split]))
-    texts = [
-        "".join(f"{before}{character}{after}" for character in all_characters())
-        for before, after in (("", ""), ("a", "1"), (" ", " a"))
-    ]
+    texts = ["".join(f"{character}a{character}1 {character}" for character in characters()), "".join(characters())]
     found = run(tmp_path, [load_job(tokenizer), *({"encode": text} for text in texts)])[1:]
     assert [tokenizer.encode(text) == ids for text, ids in zip(texts, found, strict=True)] == [True] * len(texts)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["NFC", "NFD", "NFKD", "Lowercase"])
+def test_every_character_is_normalised_alike(name: str, tmp_path: Path) -> None:
+    """Before, browsers composed and lowered characters that are too new for `tokenizers`."""
+    tokenizer = with_rules(small_vocabulary(), normalizer={"type": name}, pre_tokenizer=GPT2)
+    texts = [f"{character}a{character}\u0301 \u0345{character}\u0334" for character in characters()]
+    texts += [unicodedata.normalize("NFD", character) for character in characters()]
+    joined = ["\n".join(texts[i : i + 5000]) for i in range(0, len(texts), 5000)]
+    found = run(tmp_path, [load_job(tokenizer), *({"encode": text} for text in joined)])[1:]
+    wrong = [i for i, (text, ids) in enumerate(zip(joined, found, strict=True)) if tokenizer.encode(text) != ids]
+    assert wrong == []
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -25,6 +25,7 @@ from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
 
 PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.jinja", "sw.js"
+_FORMER = {"tokenizers.js", "LICENSE-tokenizers.txt"}  # files of exports by earlier versions
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
 
@@ -89,7 +90,7 @@ def static_files() -> dict[str, bytes]:
 
 def _known_names() -> set[str]:
     """What the folder of an export has, beside weights."""
-    return {PLAN, TOKENIZER, TEMPLATE, WORKER, *(path.partition("/")[0] for path in static_files())}
+    return {PLAN, TOKENIZER, TEMPLATE, WORKER, *_FORMER, *(path.partition("/")[0] for path in static_files())}
 
 
 def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]:

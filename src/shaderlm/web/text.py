@@ -136,7 +136,34 @@ def _replaced(expression: str, by: str) -> Rule:
 
 
 def _form(rule: Rule, classes: Classes) -> list[Rule]:
-    return [{"kind": "form", "form": rule["type"]}]
+    characters = classes.add(_composing(rule["type"][:-1] + "D"))
+    return [{"kind": "form", "expression": f"{characters}+", "form": rule["type"]}]
+
+
+@cache
+def _composing(form: str) -> Ranges:
+    """All characters that a form of Unicode changes or moves, and those that they consist of.
+
+    Those that came to Unicode later are none of them. Browsers may know them, and must leave them as they are, too.
+    """
+    normalizer = getattr(normalizers, form)()
+
+    def normalized(before: str = "", after: str = "") -> list[str]:
+        text = "\0".join(f"{before}{character}{after}" for character in all_characters()[1:])
+        return str(normalizer.normalize_str(text)).split("\0")
+
+    low, high = "\u0334", "\u0345"  # marks that come before, and after, nearly all others
+    forms = zip(all_characters()[1:], normalized(), normalized(before=high), normalized(after=low), strict=True)
+    parts = set[str]()
+    for character, text, first, last in forms:
+        if text != character or first != high + text or last != text + low:
+            parts.update(character, text)
+    return ranges_of(sorted(parts))
+
+
+def _lowercase(rule: Rule, classes: Classes) -> list[Rule]:
+    upper = (each for each in all_characters() if each != "\0" and normalizers.Lowercase().normalize_str(each) != each)
+    return [{"kind": "lowercase", "expression": classes.add(ranges_of(upper))}]
 
 
 def _strip(rule: Rule, classes: Classes) -> list[Rule]:
@@ -156,7 +183,7 @@ def _characters(rule: Rule, classes: Classes) -> list[Rule]:
 
 _NORMALIZERS: Mapping[str, _Translate] = {
     **dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD"), _form),
-    "Lowercase": lambda rule, classes: [{"kind": "lowercase"}],
+    "Lowercase": _lowercase,
     "Prepend": lambda rule, classes: [{"kind": "prepend", "by": rule["prepend"]}],
     "Precompiled": _characters,
     "Replace": lambda rule, classes: [_replaced(_expression(rule["pattern"], classes), rule["content"])],

@@ -11,7 +11,7 @@
 import { Template } from "./jinja.js";
 import { Tokenizer } from "./tokenizer.js";
 
-const FORMAT = 1; // of plan.json
+const FORMAT = 2; // of plan.json
 const STEPS_AHEAD = 3; // steps on their way: the device never waits for the host to look at a token
 const STEPS_AT_ONCE = 4; // steps of one submission, where they are short; their tokens come back together
 const FRAME = 4; // milliseconds that tokens of one submission may take: nobody sees that they come together

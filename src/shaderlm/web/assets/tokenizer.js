@@ -212,8 +212,8 @@ function replaceCharacters(text, rule) {
 
 /** Text → text. */
 const NORMALIZE = {
-  form: (text, { form }) => text.normalize(form),
-  lowercase: (text) => Array.from(text, (character) => character.toLowerCase()).join(""),
+  form: (text, { expression, form }) => text.replace(expression, (part) => part.normalize(form)),
+  lowercase: (text, { expression }) => text.replace(expression, (character) => character.toLowerCase()),
   prepend: (text, { by }) => text && by + text,
   replace,
   characters: replaceCharacters,
