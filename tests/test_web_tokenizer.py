@@ -123,22 +123,21 @@ def characters() -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("split", BY_SPLIT, ids=BY_SPLIT.values())
-def test_every_character_is_in_the_same_classes(split: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["default", "deepseek-v3", "gpt-4o", "kimi-k2"])
+def test_every_character_is_in_the_same_classes(name: str, tmp_path: Path) -> None:
     """Also those that other versions of Unicode have, or have in other classes."""
-    tokenizer = Tokenizer(replace(small_vocabulary(), pre=BY_SPLIT[split]))
-    texts = ["".join(f"{character}a{character}1 {character}" for character in characters()), "".join(characters())]
+    tokenizer = Tokenizer(replace(small_vocabulary(), pre=name))
+    texts = ["".join(f"a{character}1 {character}" for character in characters())]
     found = run(tmp_path, [load_job(tokenizer), *({"encode": text} for text in texts)])[1:]
     assert [tokenizer.encode(text) == ids for text, ids in zip(texts, found, strict=True)] == [True] * len(texts)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["NFC", "NFD", "NFKD", "Lowercase"])
+@pytest.mark.parametrize("name", ["NFC", "NFKD", "Lowercase"])
 def test_every_character_is_normalised_alike(name: str, tmp_path: Path) -> None:
     """Before, browsers composed and lowered characters that are too new for `tokenizers`."""
     tokenizer = with_rules(small_vocabulary(), normalizer={"type": name}, pre_tokenizer=GPT2)
-    texts = [f"{character}a{character}\u0301 \u0345{character}\u0334" for character in characters()]
-    texts += [unicodedata.normalize("NFD", character) for character in characters()]
+    texts = [f"a{each}\u0301{unicodedata.normalize('NFD', each)}\u0334" for each in characters() if each < "\U0001f000"]
     joined = ["\n".join(texts[i : i + 5000]) for i in range(0, len(texts), 5000)]
     found = run(tmp_path, [load_job(tokenizer), *({"encode": text} for text in joined)])[1:]
     wrong = [i for i, (text, ids) in enumerate(zip(joined, found, strict=True)) if tokenizer.encode(text) != ids]

@@ -92,7 +92,7 @@ def _model(model: Rule) -> dict[str, Any]:
 
 def _merges(vocabulary: Mapping[str, int], merges: list[tuple[str, str]]) -> list[int]:
     """The token that each makes, as its distance from the one before, and the length of its first part in UTF-16."""
-    numbers, before = [], 0
+    numbers, before = list[int](), 0
     for first, second in merges:
         token = vocabulary[first + second]
         numbers += (token - before, len(first) if first.isascii() else len(first.encode("utf-16-le")) // 2)
