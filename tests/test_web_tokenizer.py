@@ -79,10 +79,9 @@ def test_random_texts(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_hundred_thousand_random_texts(tmp_path: Path) -> None:
-    cases = {
-        name: (tokenizer_of(name), [*random_texts(100_000 // len(NAMES), tokenizer_of(name), 4)]) for name in NAMES
-    }
+def test_many_random_texts(tmp_path: Path) -> None:
+    """A million of them were compared when tokenizer.js was written: `random_texts` of other seeds."""
+    cases = {name: (tokenizer_of(name), [*random_texts(3000, tokenizer_of(name), 4)]) for name in NAMES}
     assert different(tmp_path, 4, cases) == []
 
 
@@ -110,7 +109,7 @@ def compared(folder: Path, tokenizers: Mapping[str, Tokenizer], count: int) -> l
 @pytest.mark.parametrize("begin", range(4))
 def test_every_split(begin: int, tmp_path: Path) -> None:
     splits = {name: Tokenizer(replace(small_vocabulary(), pre=name)) for name in [*BY_SPLIT.values()][begin::4]}
-    assert compared(tmp_path, splits, 120) == []
+    assert compared(tmp_path, splits, 100) == []
 
 
 def characters() -> list[str]:
@@ -177,7 +176,7 @@ def test_expressions(tmp_path: Path) -> None:
         for behavior, invert in (("Isolated", False), ("MergedWithNext", True)):
             rule = {"type": "Sequence", "pretokenizers": [splitting(expression, behavior, invert), BYTES]}
             tokenizers[f"{expression} {behavior}"] = with_rules(small_vocabulary(), pre_tokenizer=rule)
-    assert compared(tmp_path, tokenizers, 60) == []
+    assert compared(tmp_path, tokenizers, 30) == []
 
 
 RULES: Mapping[str, Sequence[dict[str, Any]]] = {
@@ -198,7 +197,7 @@ def test_rules_of_a_byte_level_vocabulary(tmp_path: Path) -> None:
         name: with_rules(small_vocabulary(), pre_tokenizer={"type": "Sequence", "pretokenizers": rules})
         for name, rules in RULES.items()
     }
-    assert compared(tmp_path, tokenizers, 60) == []
+    assert compared(tmp_path, tokenizers, 30) == []
 
 
 NORMALIZERS: Mapping[str, dict[str, Any] | list[dict[str, Any]]] = {
@@ -211,6 +210,7 @@ NORMALIZERS: Mapping[str, dict[str, Any] | list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "single_word"])
 def test_normalizers_and_flags_of_added_tokens(flag: str, tmp_path: Path) -> None:
     vocabulary = small_vocabulary()
