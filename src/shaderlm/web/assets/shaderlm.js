@@ -347,7 +347,7 @@ class Text {
       return this.tokenizer.encode(text, { parseSpecial, mark });
     } catch (problem) {
       if (!(problem instanceof RangeError)) throw problem;
-      const what = "a text has a word of millions of letters, which the browser's regular expressions do not take";
+      const what = "a text has a word of millions of characters, which the browser's regular expressions do not take";
       throw new ShaderlmError("input", `${what} (${problem.message}). Put spaces or line ends into it`, { cause: problem });
     }
   }
