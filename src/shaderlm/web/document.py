@@ -19,7 +19,7 @@ from ..runtime.runner import FIRST_PAGES
 from .plans import DeviceVariant
 from .variants import FEATURES, LANGUAGE, LIMITS
 
-FORMAT = 1
+FORMAT = 2
 MAX_BIASES = 1024  # tokens with a bias of their own
 _ACCESS = {"read-only-storage": "r", "storage": "w", "uniform": "u"}
 

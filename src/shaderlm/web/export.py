@@ -26,7 +26,8 @@ from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
 
 PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.json", "sw.js"
-_FORMER = {"chat_template.jinja", "jinja.js", "LICENSE-jinja.txt"}  # files of exports by earlier versions
+# Files of exports by earlier versions.
+_FORMER = {"chat_template.jinja", "jinja.js", "LICENSE-jinja.txt", "tokenizers.js", "LICENSE-tokenizers.txt"}
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
 

@@ -1,115 +1,246 @@
-"""What a page needs to know of text: tokenizer.json, and the numbers of special tokens.
+"""What a page needs to know of text: tokenizer.json with the rules of its tokenizer, and the numbers of special tokens.
 
-The page's tokenizer is the package @huggingface/tokenizers. What it reads differently from `tokenizers` is refused.
+`tokenizer.js` runs the rules. They are those of the encoder of `tokenizers`, in fewer kinds: see `docs/web.md`. A
+tokenizer with other rules is refused.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
+
+from tokenizers import normalizers, pre_tokenizers
 
 from ..errors import ModelError
 from ..text import Tokenizer
 from ..text.chat_output import END_OF_THINK, THINK
-from ..text.vocabulary import CONTROL, UNKNOWN
+from ..text.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED
+from .charsmap import pairs
+from .expressions import (
+    Classes,
+    Ranges,
+    UnsupportedError,
+    all_characters,
+    pieces,
+    quoted,
+    ranges_of,
+    translated,
+)
 
-_NORMALIZERS = "Sequence Replace NFC NFD NFKC NFKD Strip StripAccents Lowercase Prepend"
-_PRE_TOKENIZERS = "Sequence WhitespaceSplit ByteLevel Split"  # and those that can be written as a Split
-_MISSING_IN_JAVASCRIPT = re.compile(r"\\[KGXRyY]|\(\?~|\(\?[imsx-]+\)")
-_PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
+Rule = dict[str, Any]
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_BEHAVIORS = {
+    "Isolated": "isolated",
+    "Removed": "removed",
+    "MergedWithPrevious": "previous",
+    "MergedWithNext": "next",
+    "Contiguous": "contiguous",
+}
+_FLAGS = ("normalized", "lstrip", "rstrip", "single_word")
+# Of models, beside their vocabulary: what must have no effect.
+_NEUTRAL = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "end_of_word_suffix": (None, "")}
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
-    """The encoder that reads special tokens, with the decoder that belongs to it, in as few bytes as it takes.
-
-    Merges are written as texts "a b" where no token has a space: two thirds of the bytes of pairs.
-    """
-    encoder = _checked(json.loads(tokenizer.encoder_json()))
-    model = encoder["model"]
-    if not any(" " in part for pair in model["merges"] for part in pair):
-        model["merges"] = [" ".join(pair) for pair in model["merges"]]
-    for token in encoder["added_tokens"]:
-        token["special"] = token["content"] in tokenizer.special_tokens
-    encoder["decoder"] = _decoder(tokenizer)
-    return json.dumps(encoder, ensure_ascii=False, separators=(",", ":"))
-
-
-def _checked(encoder: dict[str, Any]) -> dict[str, Any]:
-    """The same with rules that the page's tokenizer reads alike."""
-    kind = encoder["model"]["type"]
-    if kind != "BPE":
-        raise _refused(f"its vocabulary is of the type {kind}; BPE is read")
-    words = [token["content"] for token in encoder["added_tokens"] if token["single_word"]]
-    if words:
-        raise _refused(f"it finds {words[0]!r} as a single word alone")
-    normalizer, pre_tokenizer = encoder["normalizer"], encoder["pre_tokenizer"]
-    return {
-        **encoder,
-        "normalizer": normalizer and _rule("normalizer", normalizer, _NORMALIZERS.split()),
-        "pre_tokenizer": pre_tokenizer and _rule("pre_tokenizer", pre_tokenizer, _PRE_TOKENIZERS.split()),
+    """The file, in as few bytes as it takes."""
+    encoder, vocabulary, classes = json.loads(tokenizer.encoder_json()), tokenizer.vocabulary, Classes()
+    normalizer = _rules(encoder["normalizer"], "normalizer", _NORMALIZERS, classes)
+    splits = _rules(encoder["pre_tokenizer"], "pre_tokenizer", _PRE_TOKENIZERS, classes)
+    # The place of a first word in the text is not known where something before it may be gone.
+    shortening = [rule for rule in normalizer if rule["kind"] == "characters" or rule.get("by") == ""]
+    if any(rule.get("first") for rule in splits[0 if shortening else 2 :]):
+        raise _refused("it puts a space before the first word alone, behind rules that may take text away")
+    shown = (USER_DEFINED, BYTE)
+    file = {
+        "tokens": list(vocabulary.tokens),
+        **_model(encoder["model"]),
+        "added": [_added(token, tokenizer) for token in encoder["added_tokens"]],
+        "byte_ids": [i for i in vocabulary.not_normal if vocabulary.types[i] == BYTE],
+        "normalizer": normalizer,
+        "splits": splits,
+        "classes": classes.listed(),
     }
+    if "scores" in file:
+        file["hidden"] = [i for i in vocabulary.not_normal if vocabulary.types[i] not in shown]
+    return json.dumps(file, ensure_ascii=False, separators=(",", ":"))
 
 
 def _refused(reason: str) -> ModelError:
     return ModelError(f"the tokenizer of this model cannot run in a browser: {reason}")
 
 
-def _rule(entry: str, rule: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """A rule, and those that it consists of."""
-    parts = "normalizers" if entry == "normalizer" else "pretokenizers"
-    if parts in rule:
-        return {**rule, parts: [_rule(entry, each, known) for each in rule[parts]]}
-    rule = _as_split(rule)
+def _model(model: Rule) -> dict[str, Any]:
+    for name, neutral in _NEUTRAL.items():
+        if model.get(name) not in neutral:
+            raise _refused(f"its model has a {name}, {model[name]!r:.40}")
+    if model["type"] == "Unigram":
+        if model["unk_id"] is None:
+            raise _refused("its model has no unknown token")
+        options = {"unknown": model["unk_id"], "byte_fallback": model["byte_fallback"]}
+        return {"model": options, "scores": [score for _, score in model["vocab"]]}
+    names = {"fuse_unknown": "fuse_unk", "byte_fallback": "byte_fallback", "ignore_merges": "ignore_merges"}
+    unknown = model["unk_token"]
+    if unknown is not None and unknown not in model["vocab"]:
+        raise _refused(f"its vocabulary lacks its unknown token, {unknown!r:.40}")
+    options = {"unknown": model["vocab"].get(unknown), **{name: model[theirs] for name, theirs in names.items()}}
+    return {"model": options, "merges": _merges(model["vocab"], model["merges"])}
+
+
+def _merges(vocabulary: Mapping[str, int], merges: list[tuple[str, str]]) -> list[int]:
+    """The token that each makes, as its distance from the one before, and the length of its first part in UTF-16."""
+    numbers, before = list[int](), 0
+    for first, second in merges:
+        token = vocabulary[first + second]
+        numbers += (token - before, len(first) if first.isascii() else len(first.encode("utf-16-le")) // 2)
+        before = token
+    return numbers
+
+
+def _added(token: Rule, tokenizer: Tokenizer) -> Rule:
+    flags = {name: True for name in _FLAGS if token[name]}
+    special = {"special": True} if token["content"] in tokenizer.special_tokens else {}
+    return {"id": token["id"], **special, **flags}
+
+
+# Rules -----------------------------------------------------------------------------------------------------
+
+_Translate = Callable[[Rule, Classes], list[Rule]]
+
+
+def _rules(rule: Rule | None, entry: str, known: Mapping[str, _Translate], classes: Classes) -> list[Rule]:
+    """A rule of `tokenizers`, or those of a sequence, as rules of `tokenizer.js`."""
+    if rule is None:
+        return []
+    if rule["type"] == "Sequence":
+        parts = rule["normalizers" if entry == "normalizer" else "pretokenizers"]
+        return [each for part in parts for each in _rules(part, entry, known, classes)]
     if rule["type"] not in known:
-        raise _refused(f"it has a {entry} {rule['type']}; {', '.join(known)} are read")
-    pattern = rule.get("pattern", {})
-    missing = _MISSING_IN_JAVASCRIPT.search(pattern.get("Regex", ""))
-    if missing:
-        raise _refused(f"it splits text by an expression with {missing[0]}, which JavaScript does not have")
-    if rule["type"] == "Split" and not (
-        (rule["behavior"], rule["invert"]) == ("Isolated", False)
-        or (rule["behavior"] == "Removed" and "Regex" in pattern)
-    ):
-        how = f"{rule['behavior']}{' of what does not match' if rule['invert'] else ''}"
-        raise _refused(f"it splits text by {pattern}, {how}; Isolated is read, and Removed of an expression")
-    return rule
+        raise _refused(f"it has a {entry} {rule['type']}; Sequence, {', '.join(known)} are read")
+    try:
+        return known[rule["type"]](rule, classes)
+    except UnsupportedError as what:
+        raise _refused(f"its {rule['type']} has an expression with {what}, which JavaScript does not have") from None
 
 
-def _as_split(rule: dict[str, Any]) -> dict[str, Any]:
-    """Rules that the page's tokenizer has, but reads differently, as a split by an expression.
+def _expression(pattern: Rule, classes: Classes) -> str:
+    """Of a pattern, {"Regex": …} or {"String": …}."""
+    return translated(pattern["Regex"], classes) if "Regex" in pattern else quoted(pattern["String"])
 
-    Its digits are those of ASCII, its punctuation comes in runs, and it merges no match with its neighbours.
+
+def _replaced(expression: str, by: str) -> Rule:
+    return {"kind": "replace", "expression": expression, "by": by}
+
+
+def _form(rule: Rule, classes: Classes) -> list[Rule]:
+    characters = classes.add(_composing(rule["type"][:-1] + "D"))
+    return [{"kind": "form", "expression": f"{characters}+", "form": rule["type"]}]
+
+
+@cache
+def _composing(form: str) -> Ranges:
+    """All characters that a form of Unicode changes or moves, and those that they consist of.
+
+    Those that came to Unicode later are none of them. Browsers may know them, and must leave them as they are, too.
     """
-    kind, behavior = rule["type"], rule.get("behavior")
-    regex = None
-    if kind == "Digits":
-        regex = r"\p{N}" if rule["individual_digits"] else r"\p{N}+"
-    elif kind == "Punctuation" and behavior in ("Isolated", "Contiguous"):
-        regex = _PUNCTUATION if behavior == "Isolated" else f"{_PUNCTUATION}+"
-    elif kind == "Split" and "String" in rule["pattern"] and not rule["invert"]:
-        text = re.escape(rule["pattern"]["String"])
-        other = rf"(?:(?!{text})[\s\S])"
-        merged = {
-            "MergedWithPrevious": f"{other}+(?:{text})?|{text}",  # takes time in proportion to a text without any, too
-            "MergedWithNext": f"{text}{other}*",
-            "Contiguous": f"(?:{text})+",
-        }
-        regex = merged.get(str(behavior))
-    if regex is None:
-        return rule
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    normalizer = getattr(normalizers, form)()
+
+    def normalized(before: str = "", after: str = "") -> list[str]:
+        text = "\0".join(f"{before}{character}{after}" for character in all_characters()[1:])
+        return str(normalizer.normalize_str(text)).split("\0")
+
+    low, high = "\u0334", "\u0345"  # marks that come before, and after, nearly all others
+    forms = zip(all_characters()[1:], normalized(), normalized(before=high), normalized(after=low), strict=True)
+    parts = set[str]()
+    for character, text, first, last in forms:
+        if text != character or first != high + text or last != text + low:
+            parts.update(character, text)
+    return ranges_of(sorted(parts))
 
 
-def _decoder(tokenizer: Tokenizer) -> dict[str, Any]:
-    if tokenizer.vocabulary.kind == "bpe":
-        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}]
-    steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if tokenizer.vocabulary.add_space_prefix:
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {"type": "Sequence", "decoders": steps}
+def _lowercase(rule: Rule, classes: Classes) -> list[Rule]:
+    upper = (each for each in all_characters() if each != "\0" and normalizers.Lowercase().normalize_str(each) != each)
+    return [{"kind": "lowercase", "expression": classes.add(ranges_of(upper))}]
+
+
+def _strip(rule: Rule, classes: Classes) -> list[Rule]:
+    space = classes.add(_spaces())
+    sides = {f"^{space}+": rule["strip_left"], f"(?<!{space}){space}+$": rule["strip_right"]}
+    return [_replaced(side, "") for side, wanted in sides.items() if wanted]
+
+
+def _strip_accents(rule: Rule, classes: Classes) -> list[Rule]:
+    remaining = set(normalizers.StripAccents().normalize_str(all_characters()))
+    return [_replaced(classes.add(ranges_of(each for each in all_characters() if each not in remaining)), "")]
+
+
+def _characters(rule: Rule, classes: Classes) -> list[Rule]:
+    return [{"kind": "characters", "pairs": pairs(base64.b64decode(rule["precompiled_charsmap"]))}]
+
+
+_NORMALIZERS: Mapping[str, _Translate] = {
+    **dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD"), _form),
+    "Lowercase": _lowercase,
+    "Prepend": lambda rule, classes: [{"kind": "prepend", "by": rule["prepend"]}],
+    "Precompiled": _characters,
+    "Replace": lambda rule, classes: [_replaced(_expression(rule["pattern"], classes), rule["content"])],
+    "Strip": _strip,
+    "StripAccents": _strip_accents,
+}
+
+
+def _split(expression: str, behavior: str, invert: bool = False) -> Rule:
+    return {"kind": "split", "expression": expression, "behavior": _BEHAVIORS[behavior], "invert": invert}
+
+
+@cache
+def _spaces() -> Ranges:
+    remaining = set("".join(pieces(pre_tokenizers.WhitespaceSplit())))
+    return ranges_of(character for character in all_characters() if character not in remaining)
+
+
+def _every_second(rule: pre_tokenizers.PreTokenizer) -> Ranges:
+    """Characters of a rule that keeps their runs apart, and of which U+0000 is none."""
+    return ranges_of(pieces(rule)[1::2])
+
+
+def _digits(rule: Rule, classes: Classes) -> list[Rule]:
+    digits = classes.add(_every_second(pre_tokenizers.Digits(individual_digits=False)))
+    return [_split(digits, "Isolated" if rule["individual_digits"] else "Contiguous")]
+
+
+def _punctuation(rule: Rule, classes: Classes) -> list[Rule]:
+    return [_split(classes.add(_every_second(pre_tokenizers.Punctuation("contiguous"))), rule["behavior"])]
+
+
+def _metaspace(rule: Rule, classes: Classes) -> list[Rule]:
+    sign, scheme = rule["replacement"], rule["prepend_scheme"]
+    rules = [_replaced(quoted(" "), sign)]
+    if scheme != "never":
+        rules.append({"kind": "prefix", "by": sign, "first": scheme == "first"})
+    return [*rules, _split(quoted(sign), "MergedWithNext")] if rule["split"] else rules
+
+
+def _byte_level(rule: Rule, classes: Classes) -> list[Rule]:
+    prefix = [{"kind": "prefix", "by": " ", "first": False}] if rule["add_prefix_space"] else []
+    words = [_split(translated(_GPT2, classes), "Isolated")] if rule["use_regex"] else []
+    return [*prefix, *words, {"kind": "bytes"}]
+
+
+_PRE_TOKENIZERS: Mapping[str, _Translate] = {
+    "ByteLevel": _byte_level,
+    "Digits": _digits,
+    "Metaspace": _metaspace,
+    "Punctuation": _punctuation,
+    "Split": lambda rule, classes: [_split(_expression(rule["pattern"], classes), rule["behavior"], rule["invert"])],
+    "WhitespaceSplit": lambda rule, classes: [_split(classes.add(_spaces()), "Removed")],
+}
+
+
+# Of plan.json ----------------------------------------------------------------------------------------------
 
 
 def text_entry(tokenizer: Tokenizer, template: str | None, source: str = "") -> dict[str, Any]:

@@ -9,9 +9,9 @@
 // In this file: errors, files, text, the device, the steps of a conversation, options, and what users call.
 
 import { TemplateError, templateFunction } from "./template.js";
-import { Tokenizer } from "./tokenizers.js";
+import { Tokenizer } from "./tokenizer.js";
 
-const FORMAT = 1; // of plan.json
+const FORMAT = 2; // of plan.json
 const STEPS_AHEAD = 3; // steps on their way: the device never waits for the host to look at a token
 const STEPS_AT_ONCE = 4; // steps of one submission, where they are short; their tokens come back together
 const FRAME = 4; // milliseconds that tokens of one submission may take: nobody sees that they come together
@@ -327,28 +327,15 @@ class Text {
   constructor(about, tokenizer, template) {
     this.about = about;
     this.template = template && compiled(template);
-    this.byteTable = new Map(); // bytes of tokens
-    if (!tokenizer) return;
-    if (tokenizer.model.type !== "BPE") {
-      throw new ShaderlmError("damaged", `tokenizer.json has a model of the type ${tokenizer.model.type}, not BPE`);
-    }
-    // Two encoders share one model, which takes the time: whether the text of a special token is that token is a matter
-    // of what an encoder looks for before its model runs.
-    const special = new Set(Object.keys(about.special_tokens));
-    const plain = tokenizer.added_tokens.filter((token) => !special.has(token.content));
-    const empty = { type: "BPE", vocab: {}, merges: [] };
-    this.special = new Tokenizer(tokenizer, {});
-    this.plain = new Tokenizer({ ...tokenizer, model: empty, added_tokens: plain }, {});
-    this.plain.model = this.special.model;
-    this.added = new Set(tokenizer.added_tokens.map((token) => token.id));
-    this.silent = new Set(about.silent_ids);
+    this.tokenizer = tokenizer && new Tokenizer(tokenizer, about);
     // The longest first: one may begin with another.
-    this.specialTexts = [...special].filter((text) => text.length > 1).sort((a, b) => b.length - a.length);
+    const special = Object.keys(about.special_tokens ?? {});
+    this.specialTexts = special.filter((text) => text.length > 1).sort((a, b) => b.length - a.length);
   }
 
   /** Token ids. parseSpecial: the text of a special token is that token. A mark within it keeps it from being one. */
   encode(text, { parseSpecial = true, mark = "" } = {}) {
-    if (!this.special) throw new ShaderlmError("input", "this export has no tokenizer; give token ids to complete()");
+    if (!this.tokenizer) throw new ShaderlmError("input", "this export has no tokenizer; give token ids to complete()");
     if (typeof text !== "string") throw new ShaderlmError("input", `a text must be a string, got ${typeof text}`);
     if (/\p{Surrogate}/u.test(text)) {
       throw new ShaderlmError(
@@ -356,46 +343,22 @@ class Text {
         "a text must be valid Unicode; this one holds half a character (a lone surrogate)",
       );
     }
-    const encoder = mark ? this.#without(mark) : parseSpecial ? this.special : this.plain;
-    const { ids } = encoder.encode(text, { add_special_tokens: false });
-    const { add_bos, bos_id } = this.about;
-    return add_bos && bos_id !== null && ids[0] !== bos_id ? [bos_id, ...ids] : ids;
-  }
-
-  /** An encoder that takes a mark out when special tokens have been looked for. */
-  #without(mark) {
-    const split = this.special.pre_tokenizer;
-    const words = (text, options) => {
-      const clean = text.replaceAll(mark, "");
-      return split ? split(clean, options) : [clean];
-    };
-    return Object.assign(Object.create(Tokenizer.prototype), this.special, { pre_tokenizer: words });
+    try {
+      return this.tokenizer.encode(text, { parseSpecial, mark });
+    } catch (problem) {
+      if (!(problem instanceof RangeError)) throw problem;
+      const what = "a text has a word of millions of characters, which the browser's regular expressions do not take";
+      throw new ShaderlmError("input", `${what} (${problem.message}). Put spaces or line ends into it`, { cause: problem });
+    }
   }
 
   /** The bytes that a token adds to a text. */
   bytesOf(id, shown) {
-    let bytes = this.byteTable.get(id);
-    if (bytes === undefined) this.byteTable.set(id, (bytes = this.#bytesOf(id)));
-    return bytes.length === 0 && shown?.has(id) ? encoded(this.special.id_to_token(id)) : bytes;
-  }
-
-  #bytesOf(id) {
-    const text = this.special?.id_to_token(id);
-    if (text === undefined || this.silent.has(id)) return new Uint8Array();
-    if (this.about.decoder === "sentencepiece") {
-      const byte = /^<0x([0-9A-Fa-f]{2})>$/.exec(text);
-      return byte ? Uint8Array.of(parseInt(byte[1], 16)) : encoded(text.replaceAll("▁", " "));
-    }
-    const bytes = this.added.has(id) ? [undefined] : Array.from(text, (character) => ALPHABET.get(character));
-    return bytes.includes(undefined) ? encoded(text) : Uint8Array.from(bytes);
+    return this.tokenizer?.bytesOf(id, shown) ?? new Uint8Array();
   }
 
   decode(ids) {
-    const decoder = newDecoder();
-    let text = "";
-    for (const id of ids) text += decoder.decode(this.bytesOf(id), { stream: true });
-    text += decoder.decode();
-    return this.about.add_space_prefix && text.startsWith(" ") ? text.slice(1) : text;
+    return this.tokenizer?.decode(ids) ?? "";
   }
 
   /** The token ids of a conversation. Special tokens in messages are text; those of the template are tokens. */
@@ -439,15 +402,7 @@ class Text {
   }
 }
 
-const encoded = (text) => new TextEncoder().encode(text);
 const newDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });
-
-/** Byte-level BPE writes each byte as a printable character: itself, or one from U+0100 on. */
-const ALPHABET = new Map();
-for (let byte = 0, others = 0; byte < 256; byte++) {
-  const printable = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
-  ALPHABET.set(String.fromCharCode(printable ? byte : 256 + others++), byte);
-}
 
 /** The function of a compiled template. */
 function compiled(template) {
