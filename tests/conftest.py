@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from shaderlm.compile import tuner
@@ -62,6 +63,9 @@ _ON_DAWN_WITH_ALL = {
 }
 # Parameters of tests that others run on Dawn as well: without timestamps, and with the kernels of a software adapter.
 _PARAMETERS_ON_DAWN_WITH_ALL = ("wall clock", "software")
+
+hypothesis.settings.register_profile("shaderlm", deadline=None)  # no test fails because a machine is busy
+hypothesis.settings.load_profile("shaderlm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

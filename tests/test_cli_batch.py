@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import shaderlm as package
+from shaderlm.cli import batch
 from shaderlm.cli.batch_files import ResultFile, request_file
 from shaderlm.engine import LanguageModel
 from shaderlm.errors import DeviceError, InputError
@@ -23,8 +24,6 @@ from shaderlm.install import install_command
 
 from .command_line import COMMAND, Done, Recorder, shaderlm
 from .tiny_models import write_tiny_llama
-
-batch_module = sys.modules["shaderlm.cli.batch"]  # `shaderlm.cli.batch` is the command
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +115,13 @@ def test_many_run_at_once_and_each_is_as_if_it_were_alone(
 
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[LanguageModel]:
     """The models that the command loads."""
-    load_model, loaded = batch_module.load_model, list[LanguageModel]()
+    load_model, loaded = batch.load_model, list[LanguageModel]()
 
     def kept(*given: Any) -> LanguageModel:
         loaded.append(load_model(*given))
         return loaded[-1]
 
-    monkeypatch.setattr(batch_module, "load_model", kept)
+    monkeypatch.setattr(batch, "load_model", kept)
     return loaded
 
 
@@ -253,7 +252,7 @@ def test_a_terminal_sees_a_bar(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_that_is_no_batch_is_refused_before_anything_runs(
     tiny: Path, tmp_path: Path, lines: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(batch, "load_model", lambda *_: pytest.fail("the model was loaded"))
     asked = tmp_path / "in.jsonl"
     asked.write_text(lines, encoding="utf-8")
     done = run(tiny, asked, tmp_path / "out.jsonl")
@@ -417,14 +416,14 @@ def test_ctrl_c_keeps_what_is_finished(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_lost_device_is_no_result(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    contents, loaded, finish = batch_of(6, asked), captured(monkeypatch), batch_module._finish
+    contents, loaded, finish = batch_of(6, asked), captured(monkeypatch), batch._finish
 
     def lost(*given: Any) -> None:
         finish(*given)
         loaded[0].engine._inbox.lost = DeviceError("the device is lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch_module, "_finish", lost)
+        patched.setattr(batch, "_finish", lost)
         done = run(tiny, asked, output, "--parallel", 2)
     assert done.code == 1
     count = len(read(output))

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import shaderlm as package
+from shaderlm.cli import chat as command
 from shaderlm.cli import history
 from shaderlm.cli.conversation import ChatSession
 from shaderlm.errors import InputError
@@ -692,23 +693,21 @@ def test_a_long_line_does_not_abort(tiny: Path, tmp_path: Path) -> None:
 
 def test_readline_comes_before_adapters(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    module = sys.modules["shaderlm.cli.chat"]
 
     def load(*_: object) -> None:
         order.append("load")
         raise InputError("enough")
 
-    monkeypatch.setattr(module, "_interactive", lambda: True)
-    monkeypatch.setattr(module, "set_up_readline", lambda: order.append("readline"))
-    monkeypatch.setattr(module, "load_model", load)
+    monkeypatch.setattr(command, "_interactive", lambda: True)
+    monkeypatch.setattr(command, "set_up_readline", lambda: order.append("readline"))
+    monkeypatch.setattr(command, "load_model", load)
     chat(tiny, "/quit\n")
     assert order == ["readline", "load"]
 
 
 def test_the_prompt_does_not_go_into_a_file(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard input is a terminal, standard output is not."""
-    module = sys.modules["shaderlm.cli.chat"]
-    monkeypatch.setattr(module, "_interactive", lambda: True)
+    monkeypatch.setattr(command, "_interactive", lambda: True)
     done = chat(tiny, "Hello\n")
     assert done.out == conversation(tiny, "Hello")[1]["content"] + "\n"
     assert done.err.count("> ") == 2
@@ -779,7 +778,7 @@ def test_the_history_is_limited_private_and_survives_broken_lines(state: Path) -
 def test_the_history_can_be_left_out(
     tiny: Path, state: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["shaderlm.cli.chat"], "_interactive", lambda: True)
+    monkeypatch.setattr(command, "_interactive", lambda: True)
     assert chat(tiny, "Hello\n", *flags).code == 0
     assert [path.read_text() for path in state.glob("*")] == ([] if flags else ['"Hello"\n'])
     assert chat(tiny, "Hello\n", *flags).code == 0
@@ -790,7 +789,7 @@ def test_a_history_that_cannot_be_kept_is_told_once(
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("SHADERLM_STATE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(sys.modules["shaderlm.cli.chat"], "_interactive", lambda: True)
+    monkeypatch.setattr(command, "_interactive", lambda: True)
     done = chat(tiny, "Hello\nHello\n")
     assert done.err.count("what you type is not kept for later chats: ") == 1
     assert "Not a directory" in done.err

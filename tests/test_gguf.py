@@ -383,7 +383,7 @@ EXTREMES = st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1,
 )
 @example(at=[(8, 2**64 - 1)], size=8, end=1000)
 @example(at=[(16, 2**63)], size=8, end=1000)
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damage_anywhere(tmp_path: Path, at: list[tuple[int, int]], size: int, end: int) -> None:
     damaged = bytearray(sound())
     for start, value in at:

@@ -160,7 +160,6 @@ TestPool = Pool.TestCase
 TestPool.settings = settings(
     max_examples=examples(60),
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much],
 )
 

@@ -55,7 +55,7 @@ TEXTS = st.builds(
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=12), st.integers(8, 40), st.data())
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 def test_what_is_found_is_what_was_asked_for(texts: list[list[int]], pages: int, data: st.DataObject) -> None:
     """Against the obvious model: the longest beginning that any text before has in common, where nothing went."""
     cache, before = Cache(max(pages, 8)), list[list[int]]()
@@ -80,7 +80,7 @@ def test_what_is_found_is_what_was_asked_for(texts: list[list[int]], pages: int,
 
 
 @given(st.lists(st.tuples(TEXTS, st.sampled_from(["a", "b", None])), min_size=1, max_size=10), st.data())
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 def test_pieces_and_clients(texts: list[tuple[list[int], str | None]], data: st.DataObject) -> None:
     """Inserted in pieces, while others go: as if at once. And nobody finds what another one put in."""
     cache = Cache(200)

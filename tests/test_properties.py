@@ -30,7 +30,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 def runs(examples: int) -> settings:
     count = examples if runs_all() else examples // 2
-    return settings(max_examples=count, deadline=None, derandomize=True, database=None, print_blob=False)
+    return settings(max_examples=count, derandomize=True, database=None, print_blob=False)
 
 
 def floats(rng: np.random.Generator, *shape: int, size: float = 1.0) -> Array:

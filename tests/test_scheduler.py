@@ -225,7 +225,7 @@ REQUESTS = st.builds(
     chunk=st.sampled_from([8, 64]),
     fixed_chunk=st.sampled_from([0, 0, 64, PAGE]),
 )
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 def test_every_sequence_gets_what_it_gets_alone(
     requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, fixed_chunk: int
 ) -> None:

@@ -74,7 +74,6 @@ def test_a_route_does_what_the_document_says(
     @given(case=strategy)
     @settings(
         max_examples=50 if pytestconfig.getoption("--all") else 4,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -148,7 +148,7 @@ def accepts(model: LanguageModel, grammar: Grammar, text: str) -> bool:
 any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(any_text, min_size=1, max_size=3))
 @example(texts=["\x7f", "\n", '/\\"'])
 def test_any_text_can_be_a_choice_a_regex_or_a_name(model: LanguageModel, texts: list[str]) -> None:
@@ -330,7 +330,7 @@ def walker(model: LanguageModel) -> Walker:
     return Walker(model.tokenizer)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=schemas, seed=st.integers(0, 1000))
 def test_every_text_validates(walker: Walker, schema: Any, seed: int) -> None:
     _holds(walker, schema, seed)
@@ -385,7 +385,7 @@ def _wide(inner: Any) -> Any:
 
 
 @pytest.mark.long
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(schema=st.recursive(schemas | st.booleans(), _wide, max_leaves=6), seed=st.integers(0, 1000))
 def test_every_text_of_many_validates(schema: Any, seed: int) -> None:
     """Or the schema is refused, for whatever reason."""

@@ -168,7 +168,7 @@ PIECES += ['"parameters": ', "}", "{", "]", "[", '"', "\\", ",", ":", ";", " ", 
 PIECES += [call("f", {"k": [1, "}"]}), call("f", {}, "parameters")]
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.sampled_from(PIECES), max_size=14), st.randoms(), st.booleans())
 @example("tagged", ["<tool_call>", '{"name": "f", ', '"arguments": {', "}", "}", "<", "a"], None, False)
 def test_cuts_change_nothing(kind: str, pieces: list[str], random: Any, whole: bool) -> None:
@@ -196,7 +196,7 @@ objects = st.dictionaries(
 )
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     plain_texts | st.none(), plain_texts | st.none(), st.lists(objects, max_size=3), st.integers(1, 9), st.booleans()
 )

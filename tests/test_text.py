@@ -61,7 +61,7 @@ def test_every_recorded_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=examples(150), deadline=None, derandomize=True)
+@settings(max_examples=examples(150), derandomize=True)
 @given(text=st.text(max_size=40))
 @example(text="▁")
 def test_decode_undoes_encode(name: str, text: str) -> None:
@@ -71,7 +71,7 @@ def test_decode_undoes_encode(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 @given(text=st.text(alphabet="aé€😀 \n", max_size=20))
 def test_a_stream_gives_whole_characters_and_the_same_text(name: str, text: str) -> None:
     stream = TextStream(tokenizer(name))
@@ -106,7 +106,7 @@ def test_a_character_whose_end_never_comes_is_left_out() -> None:
     assert "".join(map(stream.push, wrong)) + stream.finish() == "a\ufffd\ufffdb", "broken bytes before it are not"
 
 
-@settings(max_examples=examples(200), deadline=None, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(text=st.text("ab#", max_size=30), stop=st.lists(st.text("ab#", min_size=1, max_size=5), max_size=3))
 def test_a_stop_string_is_never_sent_in_part(text: str, stop: list[str]) -> None:
     words = tokenizer("gpt-2")
@@ -225,7 +225,7 @@ def test_special_tokens_are_parsed_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 @given(words=st.lists(st.sampled_from(["a", " the", "<|end|>", "<s>", "</s>", "<", "|end|>", "\n", "<|endoftext|>"])))
 def test_marked_text_is_plain_and_the_rest_is_parsed(name: str, words: list[str]) -> None:
     """A mark inside every special token: as if none were parsed. No mark: as if all were."""
