@@ -27,6 +27,8 @@ from ..models.checkpoint import architecture_of, read_config
 from ..models.config import Config
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
+from ..runtime.packed_cpu import sessions as packed_cpu
+from ..runtime.packed_cpu.runner import PackedRunner
 from ..text import Vocabulary, check_vocabulary
 from .language_model import LanguageModel
 from .report import LoadReport
@@ -135,12 +137,15 @@ def load_with(
         model_context = read_config(kind, file, ignore_keys).context
         check_context(context, model_context)
         target = opening.result()
-        config = config_of_file(kind, file, context, dense=target is None, ignore_keys=ignore_keys)
+        packed = target is None and packed_cpu.available()
+        config = config_of_file(kind, file, context, dense=target is None and not packed, ignore_keys=ignore_keys)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = FileSource(file)
         runner: GpuRunner | NumpyRunner
         options: dict[str, Any] = {"fusions": fusions, "cache": cache, "deterministic": deterministic}
-        if target is None:
+        if packed:
+            runner = PackedRunner(kind, config, source, progress=moved, precision=precision, **options)
+        elif target is None:
             runner = NumpyRunner(kind, config, source, progress=moved, **options)
         else:
             options |= {"precision": precision, "tune": tune, "measure": tune and measure, "reserve": context or 0}
@@ -266,5 +271,6 @@ def _report(
         cache=ran["cache"],
         precision=ran["precision"],
         weight_bytes=ran["weight_bytes"],
+        dense_bytes=ran.get("dense_bytes", 0),
         seconds=seconds,
     )

@@ -31,6 +31,7 @@ class LoadReport:
     precision: str
     weight_bytes: int  # on the device
     seconds: float
+    dense_bytes: int = 0  # of weights that the CPU unpacks to f32, beside packed ones
     tensor_bytes: int = 0  # of all tensors, in the formats of the file
     backend: str = ""  # the implementation of WebGPU, and why it was taken
     own_name: str = ""  # what the file says
