@@ -58,9 +58,7 @@ def block_numbers(rows: U8, kind: str) -> BlockNumbers:
     with np.errstate(over="ignore", invalid="ignore"):  # an infinite scale is the file's
         numbers, scales, offsets = _READERS[kind](blocks)
     flat = None if offsets is None else np.ascontiguousarray(offsets, np.float32).reshape(count, -1)
-    return BlockNumbers(
-        numbers.reshape(count, -1), np.ascontiguousarray(scales, np.float32).reshape(count, -1), flat
-    )
+    return BlockNumbers(numbers.reshape(count, -1), np.ascontiguousarray(scales, np.float32).reshape(count, -1), flat)
 
 
 _Read = tuple[U8, Any, Any]

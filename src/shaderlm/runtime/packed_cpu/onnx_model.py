@@ -9,7 +9,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 _TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int64": 7}
@@ -43,9 +42,7 @@ def value(name: str, shape: Shape, dtype: str = "float32") -> bytes:
     return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, _TYPES[dtype]) + _bytes(2, dims)))
 
 
-def model(
-    nodes: Sequence[bytes], tensors: Sequence[bytes], inputs: Sequence[bytes], outputs: Sequence[bytes]
-) -> bytes:
+def model(nodes: Sequence[bytes], tensors: Sequence[bytes], inputs: Sequence[bytes], outputs: Sequence[bytes]) -> bytes:
     """ModelProto."""
     fields = ((1, nodes), (5, tensors), (11, inputs), (12, outputs))
     graph = b"".join(_bytes(field, each) for field, messages in fields for each in messages) + _bytes(2, "graph")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...graph.graph import Graph, Node, Tensor
 from ...graph.reference import SWIGLU_FACTOR, SWIGLU_LIMIT
 from .onnx_model import MICROSOFT, node
-from .products import ProductShape, product_shape
+from .products import ROUNDED, ProductShape, product_shape
 
 POSITIONS = "position_ids"  # an input that numbers the rows, for rope
 
@@ -41,7 +41,7 @@ class Translation:
     vectors: dict[str, Tensor] = field(default_factory=dict)  # weights that are read as they are, in f32
     products: list[Product] = field(default_factory=list)
     tables: dict[str, int] = field(default_factory=dict)  # of rope: half of the rotary values
-    _sums: dict[tuple[str, int], str] = field(default_factory=dict)
+    _of_blocks: dict[tuple[str, str, int], str] = field(default_factory=dict)  # what products of one x share
 
     def add(self, op: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> str:
         """Append a node; its first output."""
@@ -70,12 +70,25 @@ class Translation:
         """Values of a row."""
         return self.graph.tensors[name].size
 
-    def _sums_of(self, x: str, k: int, group: int) -> str:
+    def _sums(self, x: str, k: int, group: int) -> str:
         """Of every group of a row."""
-        if (x, group) not in self._sums:
+        key = ("sums", x, group)
+        if key not in self._of_blocks:
             grouped = self.reshape(x, 0, k // group, group)
-            self._sums[x, group] = self.add("ReduceSum", [grouped, self.constant(2)], keepdims=0)
-        return self._sums[x, group]
+            self._of_blocks[key] = self.add("ReduceSum", [grouped, self.constant(2)], keepdims=0)
+        return self._of_blocks[key]
+
+    def _two_terms(self, x: str, k: int, group: int) -> str:
+        """[rows, K] → [2 · rows, K]: what rounding to 8 bits leaves of x, and then the rest, which is rounded too."""
+        key = ("terms", x, group)
+        if key not in self._of_blocks:
+            grouped = self.reshape(x, 0, k // group, group)
+            largest = self.add("ReduceMax", [self.add("Abs", [grouped]), self.constant(2)], keepdims=1)
+            unit = self.add("Max", [self.add("Mul", [largest, self.constant(1 / 127)]), self.constant(1e-30)])
+            whole = self.add("Mul", [self.add("Round", [self.add("Div", [grouped, unit])]), unit])
+            first = self.reshape(whole, 0, k)
+            self._of_blocks[key] = self.add("Concat", [first, self.add("Sub", [x, first])], axis=0)
+        return self._of_blocks[key]
 
     def linear(self, nodes: Sequence[Node]) -> None:
         """Products of one x with weights of one kind, as one product."""
@@ -97,13 +110,21 @@ class Translation:
             self.add("Split", [whole, sizes], *outs, axis=1)
 
     def _packed(self, name: str, shape: ProductShape, x: str, bias: str, out: str, n: int, k: int) -> None:
-        read = x if shape.repeats == 1 else self.add("Concat", [x, x], axis=1)
         sizes = {"K": k * shape.repeats, "N": n, "bits": shape.bits, "block_size": shape.group}
-        inputs = [read, f"{name}.numbers", f"{name}.scales", *(["", "", bias] if bias else [])]
+        arrays, how = [f"{name}.numbers", f"{name}.scales"], {**sizes, "accuracy_level": shape.level}
         product = f"{out}.unshifted" if shape.offsets else out
-        self.add("MatMulNBits", inputs, product, domain=MICROSOFT, **sizes, accuracy_level=shape.level)
+        if shape.level == ROUNDED:
+            rows = self.add("MatMulNBits", [self._two_terms(x, k, shape.group), *arrays], domain=MICROSOFT, **how)
+            terms = self.reshape(rows, 2, -1, n)
+            summed = self.add("ReduceSum", [terms, self.constant(0)], *([] if bias else [product]), keepdims=0)
+            if bias:
+                self.add("Add", [summed, bias], product)
+        else:
+            read = x if shape.repeats == 1 else self.add("Concat", [x, x], axis=1)
+            inputs = [read, *arrays, *(["", "", bias] if bias else [])]
+            self.add("MatMulNBits", inputs, product, domain=MICROSOFT, **how)
         if shape.offsets:
-            self.add("Gemm", [self._sums_of(x, k, shape.group), f"{name}.offsets", product], out)
+            self.add("Gemm", [self._sums(x, k, shape.group), f"{name}.offsets", product], out)
 
 
 def _x(t: Translation, n: Node) -> str:

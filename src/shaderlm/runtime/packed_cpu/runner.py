@@ -6,38 +6,29 @@ attention reads them there. What neither can be a node of ONNX nor has code here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...formats.unpack import unpack
-from ...graph import interpret
-from ...graph.batch import ids_of
-from ...graph.graph import Graph, Node, Tensor
+from ...graph.graph import Graph, Node
 from ...models.architecture import Architecture
 from ...models.config import Config
 from ..numpy_runner import NumpyRunner
+from ..pages import Reserved
 from ..runner import F32
 from ..weights import Progress, Source, dense
-from .attention import BatchAttention
+from .attention import BatchAttention, pool_shape
 from .ops import POSITIONS, Translation
+from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, WritePart, run_parts
 from .products import pack_product
 from .segments import Stretch, stretches_of, translate
 from .sessions import Session, cores, release_freed_memory
-from .sizes import embedding_tables, numpy_weights, weight_bytes
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """A stretch of a graph, and its session if it has one."""
-
-    stretch: Stretch
-    session: Session | None
+from .sizes import numpy_weights, weight_bytes
 
 
 class PackedRunner(NumpyRunner):
@@ -57,17 +48,18 @@ class PackedRunner(NumpyRunner):
         with ThreadPoolExecutor(cores(), "weights") as pool:
             compiled = list(pool.map(lambda job: self._compiled(*job, source, report), jobs))
         layers = len(graphs["layers"][1])
-        self._layers, self._head_parts = compiled[:layers], compiled[layers:]
-        self._embeddings = {name: _Rows(body.tensors[name], source) for name in embedding_tables(body)}
+        self._layers = [part for parts in compiled[:layers] for part in parts]
+        self._head_parts = [part for parts in compiled[layers:] for part in parts]
         weights = {each.name: each for graph in graphs.values() for each in numpy_weights(*graph)}
         norm = {each.name: each for each in self.head_of(1, 1, logits=False).weights()}  # of final states
         loaded = dense([replace(each, format="f32") for each in {**weights, **norm}.values()], source)
         release_freed_memory()
         return loaded
 
-    def _compiled(self, graph: Graph, stretch: Stretch, source: Source, report: _Report) -> _Compiled:
+    def _compiled(self, graph: Graph, stretch: Stretch, source: Source, report: _Report) -> list[Part]:
+        """What runs the nodes of a stretch."""
         if not stretch.in_session:
-            return _Compiled(stretch, None)
+            return [self._part_of(node, i, source) for i, node in enumerate(stretch.nodes, stretch.first)]
         translation = translate(stretch, graph, self.precision)
         arrays = _arrays(translation, source)
         inputs: dict[str, tuple[Any, ...]] = {name: ("rows", translation.width(name)) for name in stretch.inputs}
@@ -76,70 +68,62 @@ class PackedRunner(NumpyRunner):
         outputs = {name: ("rows", translation.width(name)) for name in stretch.outputs}
         session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
         report.add(sum(array.nbytes for array in arrays.values()))
-        return _Compiled(stretch, session)
+        return [SessionPart(session, stretch.outputs)]
+
+    def _part_of(self, node: Node, i: int, source: Source) -> Part:
+        match node.op:
+            case "embedding":
+                return EmbeddingPart(node, source, self.graph_of(1).tensors[node.inputs["weight"]])
+            case "kv_write":
+                return WritePart(node)
+            case "attention":
+                return AttentionPart(node)
+        return NumpyPart(i)
+
+    def _grow(self, pages: int) -> None:
+        pools = {}
+        for name, tensor in self._states.items():
+            dtype = np.float16 if tensor.format == "f16" else np.float32
+            pools[name] = np.zeros(pool_shape(name, pages, *tensor.shape[1:]), dtype)
+            if name in self._pools:
+                pools[name][: len(self._pools[name])] = self._pools[name]
+        self._pools = pools  # all or nothing
+        self.pool.grow(pages)
+
+    def _apply(self, changed: Sequence[Reserved]) -> None:
+        for reserved in changed:
+            for source, target in reserved.copies:
+                for pool in self._pools.values():
+                    pool[target] = pool[source]
+            for index, page in reserved.entries:
+                self._page_table[index] = page
 
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
-        batch = values["batch"]
-        attention = BatchAttention(batch, values["page_table"])
-        feeds = self._feeds(values)
-        special: dict[str, Callable[[Node, Mapping[str, Any]], Mapping[str, Any]]] = {
-            "embedding": lambda node, _: {"out": self._embedded(node, values)},
-            "kv_write": lambda node, x: attention.write(x, node.dims["Hkv"], node.dims["D"]) or {},
-            "attention": lambda node, x: {"out": attention.attend(node.dims, x)},
-        }
-        return self._run_parts(self._layers, feeds, values, special, lambda: self.graph_of(rows))["hidden"]
+        attention = BatchAttention(values["batch"], values["page_table"])
+        known = {**values, **self._rope_rows(values)}
+        return run_parts(self._layers, known, attention, lambda: self.graph_of(rows))["hidden"]
 
     def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
         if name != "logits":
             return super()._run_head(values, outputs, name)
-        hidden = values["hidden"] if len(values["hidden"]) == 1 else values["hidden"][outputs["row"]]
-        graph = lambda: self.head_of(len(outputs), 1)  # noqa: E731
-        return self._run_parts(self._head_parts, {"hidden": hidden}, values, {}, graph)["logits"]
+        hidden = values["hidden"]
+        known = {"hidden": hidden if len(hidden) == 1 else hidden[outputs["row"]]}
+        return run_parts(self._head_parts, known, None, lambda: self.head_of(len(outputs), 1))["logits"]
 
-    def _run_parts(
-        self,
-        parts: list[_Compiled],
-        feeds: dict[str, Any],
-        values: Mapping[str, Any],
-        special: Mapping[str, Callable[[Node, Mapping[str, Any]], Mapping[str, Any]]],
-        graph: Callable[[], Graph],
-    ) -> dict[str, Any]:
-        known = dict(feeds)
-        for part in parts:
-            stretch = part.stretch
-            if part.session is not None:
-                names = part.session.inputs
-                results = part.session.run({name: known[name] for name in names})
-                known.update(zip(stretch.outputs, results, strict=True))
-                continue
-            for i, node in enumerate(stretch.nodes, stretch.first):
-                run = special.get(node.op)
-                if run is None:
-                    _interpret(graph(), i, known, values)
-                    continue
-                operands = {key: known[n] if n in known else values[n] for key, n in node.inputs.items() if n in known or n in values}
-                made = run(node, operands)
-                known.update({node.outputs[key]: array for key, array in made.items()})
-        return known
-
-    def _feeds(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What sessions read beside hidden tensors: of every rope table the rows of this step."""
+    def _rope_rows(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Of every rope table the rows of this step."""
         positions = values["batch"][1:, 1]
-        feeds: dict[str, Any] = {POSITIONS: np.arange(len(positions), dtype=np.int64)[None]}
+        rows: dict[str, Any] = {POSITIONS: np.arange(len(positions), dtype=np.int64)[None]}
         for name in self.config.ropes:
-            rows = values[name][positions]
-            feeds[f"{name}.cos"] = np.ascontiguousarray(rows[..., 0])
-            feeds[f"{name}.sin"] = np.ascontiguousarray(rows[..., 1])
-        return feeds
-
-    def _embedded(self, node: Node, values: Mapping[str, Any]) -> F32:
-        ids = ids_of(values["batch"], values["tokens"])
-        return self._embeddings[node.inputs["weight"]].take(ids)
+            cos_sin = values[name][positions]
+            rows[f"{name}.cos"] = np.ascontiguousarray(cos_sin[..., 0])
+            rows[f"{name}.sin"] = np.ascontiguousarray(cos_sin[..., 1])
+        return rows
 
     def close(self) -> None:
         """Let go of weights and cache."""
         super().close()
-        self._layers, self._head_parts, self._embeddings = [], [], {}
+        self._layers, self._head_parts = [], []
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
@@ -150,19 +134,6 @@ class PackedRunner(NumpyRunner):
             "cache": self.cache,
             "precision": self.precision,
         }
-
-
-class _Rows:
-    """Rows of a matrix that stay as the file has them, mapped where the file is."""
-
-    def __init__(self, tensor: Tensor, source: Source) -> None:
-        (part,) = tensor.parts
-        self._kind = tensor.format
-        self._rows = source.rows(part.name, tensor.format, part.first, part.first + part.rows)
-
-    def take(self, ids: NDArray[Any]) -> F32:
-        """[ids, K]."""
-        return unpack(np.ascontiguousarray(self._rows[ids]).view(np.uint8), self._kind)
 
 
 class _Report:
@@ -192,13 +163,3 @@ def _arrays(translation: Translation, source: Source) -> dict[str, NDArray[Any]]
         if packed.offsets is not None:
             arrays[f"{product.name}.offsets"] = packed.offsets
     return arrays
-
-
-def _interpret(graph: Graph, i: int, known: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Run one node in NumPy, and keep what it gives."""
-    node = graph.nodes[i]
-    operands = {}
-    for name in node.inputs.values():
-        operands[name] = known[name].reshape(graph.tensors[name].shape) if name in known else values[name]
-    only = Graph(graph.tensors, (node,), tuple(node.outputs.values()))
-    known.update(interpret.run(only, operands))

@@ -1,4 +1,4 @@
-"""A graph in parts: stretches of nodes that keep nothing between steps, each one session, and the nodes between them."""
+"""A graph in parts: stretches of nodes that keep nothing between steps, each one session, and nodes between them."""
 
 from __future__ import annotations
 

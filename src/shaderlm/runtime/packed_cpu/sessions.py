@@ -7,6 +7,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -83,9 +84,5 @@ class Session:
 
 def release_freed_memory() -> None:
     """Give what was freed back to the system: glibc keeps the copies that packing left behind."""
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # another C library
-        pass
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...graph.graph import Graph, Tensor
@@ -45,13 +44,6 @@ def weight_bytes(body: Graph, head: Graph, precision: str) -> WeightBytes:
             else:
                 dense += dense_bytes(weight)
     return WeightBytes(packed, dense, vectors)
-
-
-def embedding_tables(graph: Graph) -> Iterator[str]:
-    """Weights whose rows are taken by ids."""
-    for node in graph.nodes:
-        if node.op == "embedding":
-            yield node.inputs["weight"]
 
 
 def numpy_weights(graph: Graph, parts: list[Stretch]) -> list[Tensor]:

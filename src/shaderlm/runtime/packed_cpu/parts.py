@@ -1,0 +1,102 @@
+"""What a step consists of here: sessions, and between them the nodes that keep or read state. Each changes `known`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...formats.unpack import unpack
+from ...graph import interpret
+from ...graph.batch import ids_of
+from ...graph.graph import Graph, Node, Tensor
+from ..weights import Source
+from .attention import AttentionNode, BatchAttention
+from .sessions import Session
+
+Known = dict[str, Any]  # tensors by name: inputs, states, and what was computed so far
+
+
+class Part(Protocol):
+    """Reads some of the tensors that are known, and adds others. `graph` gives that of so many rows."""
+
+    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+        """For all rows of a step."""
+        ...
+
+
+def run_parts(parts: Sequence[Part], known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> Known:
+    """All of them, in order."""
+    for part in parts:
+        part.run(known, attention, graph)
+    return known
+
+
+class SessionPart:
+    """A stretch of nodes."""
+
+    def __init__(self, session: Session, outputs: Sequence[str]) -> None:
+        self._session, self._outputs = session, outputs
+
+    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+        """One call of the session."""
+        results = self._session.run({name: known[name] for name in self._session.inputs})
+        known.update(zip(self._outputs, results, strict=True))
+
+
+class EmbeddingPart:
+    """Rows of a matrix that stays as the file has it, mapped where the file is."""
+
+    def __init__(self, node: Node, source: Source, tensor: Tensor) -> None:
+        (part,) = tensor.parts
+        self._kind, self._out = tensor.format, node.out
+        self._rows = source.rows(part.name, tensor.format, part.first, part.first + part.rows)
+
+    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+        """[rows, K]."""
+        ids = ids_of(known["batch"], known["tokens"])
+        known[self._out] = unpack(np.ascontiguousarray(self._rows[ids]).view(np.uint8), self._kind)
+
+
+class WritePart:
+    """Keys and values into the pages."""
+
+    def __init__(self, node: Node) -> None:
+        self._heads, self._width = node.dims["Hkv"], node.dims["D"]
+        self._names = [node.inputs[key] for key in ("k", "v", "k_cache", "v_cache")]
+
+    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+        """In place."""
+        k, v, keys, values = (known[name] for name in self._names)
+        shape = (-1, self._heads, self._width)
+        attention.write(k.reshape(shape), v.reshape(shape), keys, values)
+
+
+class AttentionPart:
+    """Over the keys that each row sees."""
+
+    def __init__(self, node: Node) -> None:
+        self._kind, self._out, self._sinks = AttentionNode.of(node.dims), node.out, node.inputs.get("sinks")
+        self._names = [node.inputs[key] for key in ("q", "k_cache", "v_cache")]
+
+    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+        """[rows, Hq · D]."""
+        sinks = known[self._sinks] if self._sinks else None
+        known[self._out] = attention.attend(self._kind, *(known[name] for name in self._names), sinks)
+
+
+class NumpyPart:
+    """The node of the graph with this index, by the interpreter."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+        """As many rows as the graph has."""
+        whole = graph()
+        node = whole.nodes[self._index]
+        shapes = {name: whole.tensors[name] for name in node.inputs.values()}
+        hidden = {name for name, tensor in shapes.items() if tensor.role in ("hidden", "input") and name != "batch"}
+        operands = {n: known[n].reshape(shapes[n].shape) if n in hidden else known[n] for n in shapes}
+        known.update(interpret.run(Graph(whole.tensors, (node,), tuple(node.outputs.values())), operands))
