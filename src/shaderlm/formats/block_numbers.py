@@ -19,7 +19,7 @@ U8 = NDArray[np.uint8]
 
 
 class NumberShape(NamedTuple):
-    """Of a format: bits of a number (4: −8 … 7, 8: −128 … 127), numbers that share a scale, whether they have offsets."""
+    """Bits of a number (4: −8 … 7, 8: −128 … 127), how many numbers share a scale, whether they have offsets."""
 
     bits: int
     group: int

@@ -37,6 +37,7 @@ from .runner import (
 from .sampler_settings import SamplerSettings
 from .weights import Progress, Source, dense
 
+FIRST_POSITIONS = 256  # of the rope tables
 _KEPT_GRAPHS = 8
 _FEW_ROWS = 8  # up to which the threads of a BLAS wait for each other more than they compute
 _blas_lock = threading.Lock()
@@ -130,7 +131,7 @@ class NumpyRunner(Runner):
 
     def _reserve_positions(self, positions: int) -> None:
         if any(len(self._tables.get(name, ())) < positions for name in self.config.ropes):
-            self._tables = self.rope_tables(min(self.config.context, max(256, 2 * positions)))
+            self._tables = self.rope_tables(min(self.config.context, max(FIRST_POSITIONS, 2 * positions)))
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
         rows = len(records)

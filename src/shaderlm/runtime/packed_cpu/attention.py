@@ -30,7 +30,7 @@ def pool_shape(name: str, pages: int, heads: int, width: int) -> tuple[int, int,
 
 @dataclass(frozen=True)
 class _Rows:
-    """Consecutive rows of one sequence in the batch, and the pages of their keys. `together`: these follow each other."""
+    """Consecutive rows of one sequence in the batch, and the pages of their keys: `together`, one after the other."""
 
     rows: slice
     count: int
@@ -56,7 +56,7 @@ class BatchAttention:
             self._sequences.append(_Rows(slice(first, first + count), count, position, pages, together))
         self._pages, self._places = (each.astype(np.int64) for each in divmod(batch[1:, 2], np.uint32(PAGE)))
         self._begun = self._pages[self._places == 0]
-        self._masks: dict[tuple[int, int], F32] = {}
+        self._masks: dict[tuple[int, int, int], F32] = {}
 
     def write(self, k: F32, v: F32, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """The op `kv_write`. What earlier sequences left in a page that begins is wiped: it might be no number."""
@@ -96,11 +96,11 @@ class BatchAttention:
 
     def _mask(self, rows: int, position: int, pages: int, window: int) -> F32:
         """[rows, keys]: 0 where a row sees a key, elsewhere a number so small that its exponential is 0."""
-        if (position, window) not in self._masks:
+        if (rows, position, window) not in self._masks:
             query, key = position + np.arange(rows)[:, None], np.arange(pages * PAGE)
             hidden = (key > query) | (key <= query - window) if window else key > query
-            self._masks[position, window] = np.where(hidden, np.float32(-1e30), np.float32(0))
-        return self._masks[position, window]
+            self._masks[rows, position, window] = np.where(hidden, np.float32(-1e30), np.float32(0))
+        return self._masks[rows, position, window]
 
 
 class AttentionNode(NamedTuple):

@@ -20,7 +20,7 @@ _lock = threading.Lock()
 _shared_pool: bool | None = None  # do sessions share threads? None: no session was made yet
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Is onnxruntime installed? It is not imported."""
     return importlib.util.find_spec("onnxruntime") is not None
 
