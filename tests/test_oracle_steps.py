@@ -67,13 +67,14 @@ def places() -> Iterator[Any]:
     """A software adapter takes long to compile these: test_batches has such steps of a smaller model."""
     for name in NAMES:
         for where in ("numpy", "cpu", "device", "gpu"):
-            marks = () if where in ("numpy", "cpu") else pytest.mark.long
+            short = where == "numpy" or (where == "cpu" and name in {*FUSED, *SCORED})
+            marks = () if short else pytest.mark.full if where == "cpu" else pytest.mark.long
             yield pytest.param((name, where), id=f"{name}-{where}", marks=marks)
 
 
 @pytest.fixture(scope="module", params=list(places()))
 def model(request: pytest.FixtureRequest, oracles: Oracles) -> Iterator[Loaded]:
-    """Every checkpoint in NumPy, with weights as they are stored, on the adapter of the tests, and on the same taken for a GPU."""
+    """Every checkpoint in NumPy, with packed weights, on the adapter of the tests, and on the same taken for a GPU."""
     name, where = request.param
     made = Loaded(oracles[name], where if where in CPU_DEVICES else request.getfixturevalue(where))
     yield made

@@ -82,9 +82,9 @@ def test_in_numpy(name: str, source: str, oracles: Oracles) -> None:
 
 
 @every_source
-@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("precision", ["exact", pytest.param("fast", marks=pytest.mark.full)])
 def test_on_the_cpu(name: str, source: str, precision: str, oracles: Oracles) -> None:
-    """With weights as they are stored, as onnxruntime computes with them; sums of 16-bit inputs are as close as f32's."""
+    """With weights as they are stored. Inputs of 16 bits are as close as those of f32."""
     check(oracles[name], source, device="cpu", precision=precision)
 
 

@@ -83,8 +83,8 @@ def info(
     If it does not run, it says why, and the exit code is 1. No GPU is needed.
 
     MODEL is the path of a GGUF file or of a Hugging Face folder, a name or hf:ORG/REPO (default: smollm2-135m), or with
-    --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for the preferred GPU, or what --device names; without a GPU, for a
-    large one.
+    --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for what --device names, or the preferred GPU;
+    without one, for a large GPU.
     """
     from ..formats.find import find, shown_name
     from ..formats.opening import open_checkpoint

@@ -6,7 +6,7 @@ attention reads them there. What neither can be a node of ONNX nor has code here
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -46,7 +46,7 @@ class PackedRunner(NumpyRunner):
         report = _Report(progress, self.bytes.total)
         jobs = [(graph, stretch) for graph, stretches in graphs.values() for stretch in stretches]
         with ThreadPoolExecutor(cores(), "weights") as pool:
-            compiled = list(pool.map(lambda job: self._compiled(*job, source, report), jobs))
+            compiled = list(pool.map(lambda job: self._parts_of(*job, source, report), jobs))
         layers = len(graphs["layers"][1])
         self._layers = [part for parts in compiled[:layers] for part in parts]
         self._head_parts = [part for parts in compiled[layers:] for part in parts]
@@ -56,19 +56,11 @@ class PackedRunner(NumpyRunner):
         release_freed_memory()
         return loaded
 
-    def _compiled(self, graph: Graph, stretch: Stretch, source: Source, report: _Report) -> list[Part]:
+    def _parts_of(self, graph: Graph, stretch: Stretch, source: Source, report: _Report) -> list[Part]:
         """What runs the nodes of a stretch."""
-        if not stretch.in_session:
-            return [self._part_of(node, i, source) for i, node in enumerate(stretch.nodes, stretch.first)]
-        translation = translate(stretch, graph, self.precision)
-        arrays = _arrays(translation, source)
-        inputs: dict[str, tuple[Any, ...]] = {name: ("rows", translation.width(name)) for name in stretch.inputs}
-        for name, half in translation.tables.items():
-            inputs |= {f"{name}.cos": ("rows", half), f"{name}.sin": ("rows", half), POSITIONS: (1, "rows")}
-        outputs = {name: ("rows", translation.width(name)) for name in stretch.outputs}
-        session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
-        report.add(sum(array.nbytes for array in arrays.values()))
-        return [SessionPart(session, stretch.outputs)]
+        if stretch.in_session:
+            return compile_stretch(graph, stretch, source, self.precision, report.add)
+        return [self._part_of(node, i, source) for i, node in enumerate(stretch.nodes, stretch.first)]
 
     def _part_of(self, node: Node, i: int, source: Source) -> Part:
         match node.op:
@@ -134,6 +126,22 @@ class PackedRunner(NumpyRunner):
             "cache": self.cache,
             "precision": self.precision,
         }
+
+
+def compile_stretch(
+    graph: Graph, stretch: Stretch, source: Source, precision: str, on_bytes: Callable[[int], None] | None = None
+) -> list[Part]:
+    """A stretch as a session. `on_bytes` is told how many bytes its weights take."""
+    translation = translate(stretch, graph, precision)
+    arrays = _arrays(translation, source)
+    inputs: dict[str, tuple[Any, ...]] = {name: ("rows", translation.width(name)) for name in stretch.inputs}
+    for name, half in translation.tables.items():
+        inputs |= {f"{name}.cos": ("rows", half), f"{name}.sin": ("rows", half), POSITIONS: (1, "rows")}
+    outputs = {name: ("rows", translation.width(name)) for name in stretch.outputs}
+    session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
+    if on_bytes is not None:
+        on_bytes(sum(array.nbytes for array in arrays.values()))
+    return [SessionPart(session, stretch.outputs)]
 
 
 class _Report:
