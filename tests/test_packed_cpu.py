@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -361,6 +362,38 @@ def test_another_user_of_onnxruntime_was_first(tmp_path: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "cpu (onnxruntime) 3", done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_after_a_fork(tmp_path: Path) -> None:
+    """The threads of onnxruntime are not forked: models say so, those of before and new ones."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0")
+    program = """if True:
+        import os, sys, warnings
+        import shaderlm
+        from shaderlm.errors import DeviceError
+        warnings.simplefilter("ignore")
+        model = shaderlm.load(sys.argv[1], device="cpu")
+        child = os.fork()
+        if child == 0:
+            try:
+                generate, logits = lambda: model.generate([1], max_tokens=2), lambda: model.logits([1])
+                for use in (generate, logits, lambda: shaderlm.load(sys.argv[1], device="cpu")):
+                    try:
+                        use()
+                    except DeviceError as problem:
+                        print(problem, flush=True)
+                with shaderlm.load(sys.argv[1], device="numpy") as again:
+                    print(again.logits([1]).shape[0], flush=True)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    """
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    *problems, rows = done.stdout.splitlines()
+    assert ["spawn" in problem for problem in problems] == [True, True, True], done
+    assert rows == "1"
 
 
 def test_rows_that_share_a_step_with_nothing_to_give(tmp_path: Path) -> None:

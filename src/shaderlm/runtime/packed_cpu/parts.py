@@ -13,6 +13,7 @@ from ...graph.batch import ids_of
 from ...graph.graph import Graph, Node, Tensor
 from ..weights import Source
 from .attention import AttentionNode, BatchAttention
+from .ops import POSITIONS
 from .sessions import Session
 
 Known = dict[str, Any]  # tensors by name: inputs, states, and what was computed so far
@@ -34,15 +35,26 @@ def run_parts(parts: Sequence[Part], known: Known, attention: BatchAttention, gr
 
 
 class SessionPart:
-    """A stretch of nodes."""
+    """A stretch of nodes. Up to `few` rows run one by one, where products of one row have a way of their own."""
 
-    def __init__(self, session: Session, outputs: Sequence[str]) -> None:
-        self._session, self._outputs = session, outputs
+    def __init__(self, session: Session, outputs: Sequence[str], few: int) -> None:
+        self._session, self._outputs, self._few = session, outputs, few
 
     def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
-        """One call of the session."""
-        results = self._session.run({name: known[name] for name in self._session.inputs})
+        """One call of the session, or one for each row."""
+        inputs = {name: known[name] for name in self._session.inputs}
+        rows = len(known[self._session.inputs[0]])
+        if 1 < rows <= self._few:
+            each = [self._session.run(_row(inputs, i)) for i in range(rows)]
+            results = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        else:
+            results = self._session.run(inputs)
         known.update(zip(self._outputs, results, strict=True))
+
+
+def _row(inputs: Known, i: int) -> Known:
+    """Of inputs [rows, …] one row; the numbers of rows are [1, rows], and begin with 0 in every call."""
+    return {name: x[:, :1] if name == POSITIONS else x[i : i + 1] for name, x in inputs.items()}
 
 
 class EmbeddingPart:

@@ -6,6 +6,7 @@ attention reads them there. What neither can be a node of ONNX nor has code here
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DeviceError
 from ...graph.graph import Graph, Node
 from ...models.architecture import Architecture
 from ...models.config import Config
@@ -25,10 +27,12 @@ from ..weights import Progress, Source, dense
 from .attention import BatchAttention, pool_shape
 from .ops import POSITIONS, Translation
 from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, WritePart, run_parts
-from .products import pack_product
+from .products import FEW_ROWS, SINGLE, pack_product
 from .segments import Stretch, stretches_of, translate
 from .sessions import Session, cores, release_freed_memory
 from .sizes import numpy_weights, weight_bytes
+
+_FORKED = "this process is a fork of the one that loaded this model, without its threads: start processes by spawn"
 
 
 class PackedRunner(NumpyRunner):
@@ -37,7 +41,7 @@ class PackedRunner(NumpyRunner):
     def __init__(
         self, architecture: Architecture, config: Config, source: Source, *, precision: str = "fast", **options: Any
     ) -> None:
-        self.precision = precision
+        self.precision, self._process = precision, os.getpid()
         super().__init__(architecture, config, source, **options)
 
     def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
@@ -91,6 +95,7 @@ class PackedRunner(NumpyRunner):
                 self._page_table[index] = page
 
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
+        self.check_device()
         attention = BatchAttention(values["batch"], values["page_table"])
         known = {**values, **self._rope_rows(values)}
         return run_parts(self._layers, known, attention, lambda: self.graph_of(rows))["hidden"]
@@ -111,6 +116,16 @@ class PackedRunner(NumpyRunner):
             rows[f"{name}.cos"] = np.ascontiguousarray(cos_sin[..., 0])
             rows[f"{name}.sin"] = np.ascontiguousarray(cos_sin[..., 1])
         return rows
+
+    @property
+    def forked(self) -> bool:
+        """Is this another process than the one that made the sessions? It has none of their threads."""
+        return self._process != os.getpid()
+
+    def check_device(self) -> None:
+        """A model of another process is a DeviceError."""
+        if self.forked:
+            raise DeviceError(_FORKED)
 
     def close(self) -> None:
         """Let go of weights and cache."""
@@ -141,7 +156,8 @@ def compile_stretch(
     session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
     if on_bytes is not None:
         on_bytes(sum(array.nbytes for array in arrays.values()))
-    return [SessionPart(session, stretch.outputs)]
+    single = any(product.shape is not None and product.shape.level == SINGLE for product in translation.products)
+    return [SessionPart(session, stretch.outputs, FEW_ROWS if single else 1)]
 
 
 class _Report:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DeviceError
 from .onnx_model import constant, external, model, value
 
 Arrays = Mapping[str, NDArray[Any]]
 _lock = threading.Lock()
-_shared_pool: bool | None = None  # do sessions share threads? None: no session was made yet
+_pool_process: int | None = None  # whose sessions share threads; 0: nobody's; None: no session was made yet
 
 
 def is_available() -> bool:
@@ -32,18 +33,23 @@ def cores() -> int:
 
 def _prepare() -> Any:
     """onnxruntime, with one pool of threads for all sessions of this process, and without reports to its maker."""
-    global _shared_pool
+    global _pool_process
     import onnxruntime
 
     with _lock:
-        if _shared_pool is None:
+        if _pool_process is None:
             onnxruntime.disable_telemetry_events()
             onnxruntime.set_default_logger_severity(3)
             try:
                 onnxruntime.set_global_thread_pool_sizes(cores(), 1)
-                _shared_pool = True
-            except Exception:  # another user of onnxruntime in this process was first: each session has threads
-                _shared_pool = False
+                _pool_process = os.getpid()
+            except Exception:  # another user of onnxruntime in this process was first
+                _pool_process = 0
+    if _pool_process not in (0, os.getpid()):
+        raise DeviceError(
+            "the threads of onnxruntime are in the process that this one was forked from. Start processes by "
+            'multiprocessing\'s "spawn", load the first model after the fork, or take device="numpy"'
+        )
     return onnxruntime
 
 
@@ -62,7 +68,7 @@ class Session:
         runtime = _prepare()
         options = runtime.SessionOptions()
         options.enable_cpu_mem_arena = False  # of each session; what is allocated in a step is small
-        if _shared_pool:
+        if _pool_process:
             options.use_per_session_threads = False
         else:
             options.intra_op_num_threads = cores()
