@@ -24,7 +24,7 @@ from shaderlm.graph.batch import PAGE, make_batch
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.runtime.packed_cpu import PackedRunner, products, runner
 from shaderlm.runtime.packed_cpu.attention import AttentionNode, BatchAttention, pool_shape
-from shaderlm.runtime.packed_cpu.parts import SessionPart
+from shaderlm.runtime.packed_cpu.parts import SessionPart, Step
 from shaderlm.runtime.packed_cpu.segments import stretches_of
 from shaderlm.runtime.packed_cpu.sessions import Session
 from shaderlm.runtime.runner import SequenceChunk
@@ -90,6 +90,9 @@ def session_of(graph: Graph, arrays: Mapping[str, Any], precision: str = "exact"
     return part
 
 
+NO_STEP = Step(lambda: Graph({}, (), ()))  # a session needs no more
+
+
 def linear_graph(kind: str, k: int, *sizes: int, bias: bool = False) -> Graph:
     """Products of one x with matrices of these sizes."""
     b = Builder()
@@ -124,7 +127,7 @@ def test_products(kind: str, precision: str, x86: bool, monkeypatch: pytest.Monk
             x = rng.standard_normal((rows, k)).astype(np.float32)
             x[:, 3] *= 50  # a large value takes the precision of its block
             known = {"x": x}
-            part.run(known, None, None)
+            part.run(known, NO_STEP)
             for i, (weights, b) in enumerate(dense):
                 expected = x.astype(np.float64) @ weights.astype(np.float64).T + b
                 label = f"{kind} {precision} {rows} × {k} × {sizes[i]}"
@@ -203,7 +206,7 @@ def test_ops(op: str, dims: dict[str, Any], operands: dict[str, Any]) -> None:
             of_rows = values["table"][positions]
             known |= {"position_ids": np.arange(rows)[None], "table.cos": of_rows[..., 0], "table.sin": of_rows[..., 1]}
             known = {name: np.ascontiguousarray(array) for name, array in known.items()}
-        part.run(known, None, None)
+        part.run(known, NO_STEP)
         expected = interpret.run(op_graph(op, dims, operands, rows), values)["out"]
         assert_close(known["out"], expected.reshape(rows, -1), "attention", f"{op} of {rows} rows")
 
@@ -211,7 +214,17 @@ def test_ops(op: str, dims: dict[str, Any], operands: dict[str, Any]) -> None:
 # Attention -----------------------------------------------------------------------------------------------
 
 
-SCORES = ({}, {"window": 20}, {"window": 150}, {"softcap": 3.0}, {"sinks": True}, {"window": 9, "sinks": True})
+SCORES: tuple[dict[str, Any], ...] = (
+    *({}, {"window": 20}, {"window": 150}, {"softcap": 3.0}),
+    *({"sinks": True}, {"window": 9, "sinks": True}),
+)
+    {},
+    {"window": 20},
+    {"window": 150},
+    {"softcap": 3.0},
+    {"sinks": True},
+    {"window": 9, "sinks": True},
+)
 
 
 @pytest.mark.parametrize("cache", ["f32", "f16"])

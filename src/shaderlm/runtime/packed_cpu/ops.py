@@ -258,7 +258,7 @@ def translatable(n: Node, graph: Graph) -> bool:
     if n.op not in TRANSLATIONS:
         return False
     if n.op in ("add", "mul"):  # values that repeat are weights
-        return n.dims["period"] == n.dims["count"] or graph.tensors[n.inputs["b"]].role == "weight"
+        return bool(n.dims["period"] == n.dims["count"]) or graph.tensors[n.inputs["b"]].role == "weight"
     if n.op == "rope":
-        return math.prod(graph.tensors[n.inputs["x"]].shape) == n.dims["H"] * n.dims["D"]
+        return bool(math.prod(graph.tensors[n.inputs["x"]].shape) == n.dims["H"] * n.dims["D"])
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,18 +19,25 @@ from .sessions import Session
 Known = dict[str, Any]  # tensors by name: inputs, states, and what was computed so far
 
 
-class Part(Protocol):
-    """Reads some of the tensors that are known, and adds others. `graph` gives that of so many rows."""
+class Step(NamedTuple):
+    """What parts of a step share: its graph, for those that NumPy runs, and attention, which a head has none of."""
 
-    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+    graph: Callable[[], Graph]
+    attention: BatchAttention | None = None
+
+
+class Part(Protocol):
+    """Reads some of the tensors that are known, and adds others."""
+
+    def run(self, known: Known, step: Step) -> None:
         """For all rows of a step."""
         ...
 
 
-def run_parts(parts: Sequence[Part], known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> Known:
+def run_parts(parts: Sequence[Part], known: Known, step: Step) -> Known:
     """All of them, in order."""
     for part in parts:
-        part.run(known, attention, graph)
+        part.run(known, step)
     return known
 
 
@@ -40,7 +47,7 @@ class SessionPart:
     def __init__(self, session: Session, outputs: Sequence[str], few: int) -> None:
         self._session, self._outputs, self._few = session, outputs, few
 
-    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+    def run(self, known: Known, step: Step) -> None:
         """One call of the session, or one for each row."""
         inputs = {name: known[name] for name in self._session.inputs}
         rows = len(known[self._session.inputs[0]])
@@ -65,7 +72,7 @@ class EmbeddingPart:
         self._kind, self._out = tensor.format, node.out
         self._rows = source.rows(part.name, tensor.format, part.first, part.first + part.rows)
 
-    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+    def run(self, known: Known, step: Step) -> None:
         """[rows, K]."""
         ids = ids_of(known["batch"], known["tokens"])
         known[self._out] = unpack(np.ascontiguousarray(self._rows[ids]).view(np.uint8), self._kind)
@@ -78,11 +85,12 @@ class WritePart:
         self._heads, self._width = node.dims["Hkv"], node.dims["D"]
         self._names = [node.inputs[key] for key in ("k", "v", "k_cache", "v_cache")]
 
-    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+    def run(self, known: Known, step: Step) -> None:
         """In place."""
         k, v, keys, values = (known[name] for name in self._names)
         shape = (-1, self._heads, self._width)
-        attention.write(k.reshape(shape), v.reshape(shape), keys, values)
+        assert step.attention is not None
+        step.attention.write(k.reshape(shape), v.reshape(shape), keys, values)
 
 
 class AttentionPart:
@@ -92,10 +100,12 @@ class AttentionPart:
         self._kind, self._out, self._sinks = AttentionNode.of(node.dims), node.out, node.inputs.get("sinks")
         self._names = [node.inputs[key] for key in ("q", "k_cache", "v_cache")]
 
-    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+    def run(self, known: Known, step: Step) -> None:
         """[rows, Hq · D]."""
         sinks = known[self._sinks] if self._sinks else None
-        known[self._out] = attention.attend(self._kind, *(known[name] for name in self._names), sinks)
+        q, keys, values = (known[name] for name in self._names)
+        assert step.attention is not None
+        known[self._out] = step.attention.attend(self._kind, q, keys, values, sinks)
 
 
 class NumpyPart:
@@ -104,9 +114,9 @@ class NumpyPart:
     def __init__(self, index: int) -> None:
         self._index = index
 
-    def run(self, known: Known, attention: BatchAttention, graph: Callable[[], Graph]) -> None:
+    def run(self, known: Known, step: Step) -> None:
         """As many rows as the graph has."""
-        whole = graph()
+        whole = step.graph()
         node = whole.nodes[self._index]
         shapes = {name: whole.tensors[name] for name in node.inputs.values()}
         hidden = {name for name, tensor in shapes.items() if tensor.role in ("hidden", "input") and name != "batch"}

@@ -26,7 +26,7 @@ from ..runner import F32
 from ..weights import Progress, Source, dense
 from .attention import BatchAttention, pool_shape
 from .ops import POSITIONS, Translation
-from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, WritePart, run_parts
+from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, Step, WritePart, run_parts
 from .products import FEW_ROWS, SINGLE, pack_product
 from .segments import Stretch, stretches_of, translate
 from .sessions import Session, cores, release_freed_memory
@@ -50,7 +50,7 @@ class PackedRunner(NumpyRunner):
         report = _Report(progress, self.bytes.total)
         jobs = [(graph, stretch) for graph, stretches in graphs.values() for stretch in stretches]
         with ThreadPoolExecutor(cores(), "weights") as pool:
-            compiled = list(pool.map(lambda job: self._parts_of(*job, source, report), jobs))
+            compiled = list(pool.map(lambda job: self._parts_of(job[0], job[1], source, report), jobs))
         layers = len(graphs["layers"][1])
         self._layers = [part for parts in compiled[:layers] for part in parts]
         self._head_parts = [part for parts in compiled[layers:] for part in parts]
@@ -98,14 +98,16 @@ class PackedRunner(NumpyRunner):
         self.check_device()
         attention = BatchAttention(values["batch"], values["page_table"])
         known = {**values, **self._rope_rows(values)}
-        return run_parts(self._layers, known, attention, lambda: self.graph_of(rows))["hidden"]
+        hidden: F32 = run_parts(self._layers, known, Step(lambda: self.graph_of(rows), attention))["hidden"]
+        return hidden
 
     def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
         if name != "logits":
             return super()._run_head(values, outputs, name)
         hidden = values["hidden"]
         known = {"hidden": hidden if len(hidden) == 1 else hidden[outputs["row"]]}
-        return run_parts(self._head_parts, known, None, lambda: self.head_of(len(outputs), 1))["logits"]
+        logits: F32 = run_parts(self._head_parts, known, Step(lambda: self.head_of(len(outputs), 1)))["logits"]
+        return logits
 
     def _rope_rows(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Of every rope table the rows of this step."""
