@@ -25,7 +25,7 @@ from shaderlm.graph.graph import Builder, Graph
 from shaderlm.runtime.packed_cpu import PackedRunner, products, runner
 from shaderlm.runtime.packed_cpu.attention import AttentionNode, BatchAttention, pool_shape
 from shaderlm.runtime.packed_cpu.parts import SessionPart, Step
-from shaderlm.runtime.packed_cpu.segments import stretches_of
+from shaderlm.runtime.packed_cpu.segments import translated
 from shaderlm.runtime.packed_cpu.sessions import Session
 from shaderlm.runtime.runner import SequenceChunk
 
@@ -83,11 +83,9 @@ class Tensors:
 
 def session_of(graph: Graph, arrays: Mapping[str, Any], precision: str = "exact") -> SessionPart:
     """The one session of a graph of one row."""
-    (stretch,) = stretches_of(graph)
-    assert stretch.in_session
-    (part,) = runner.compile_stretch(graph, stretch, Tensors(arrays), precision)
-    assert isinstance(part, SessionPart)
-    return part
+    ((stretch, translation),) = translated(graph, precision)
+    assert translation is not None
+    return runner.session_part(stretch, translation, Tensors(arrays))
 
 
 NO_STEP = Step(lambda: Graph({}, (), ()))  # a session needs no more

@@ -16,6 +16,8 @@ _FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7  # of attributes
 _IR_VERSION, _OPSET, _MICROSOFT_OPSET = 10, 21, 1
 MICROSOFT = "com.microsoft"  # the domain of ops that are not of the standard
 
+_SHORT = [bytes([number]) for number in range(128)]
+
 Shape = Sequence[int | str]  # a name is a dimension that differs from run to run
 
 
@@ -67,6 +69,8 @@ def _attribute(name: str, value: Any) -> bytes:
 
 
 def _varint(number: int) -> bytes:
+    if 0 <= number < 128:
+        return _SHORT[number]
     number &= (1 << 64) - 1  # negative ones are written as 64 bits
     out = bytearray()
     while number > 127:

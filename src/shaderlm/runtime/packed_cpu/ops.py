@@ -124,7 +124,7 @@ class Translation:
             inputs = [read, *arrays, *(["", "", bias] if bias else [])]
             self.add("MatMulNBits", inputs, product, domain=MICROSOFT, **how)
         if shape.offsets:
-            self.add("Gemm", [self._sums(x, k, shape.group), f"{name}.offsets", product], out)
+            self.add("Gemm", [self._sums(x, k, shape.group), f"{name}.offsets", product], out, transB=1)
 
 
 def _x(t: Translation, n: Node) -> str:

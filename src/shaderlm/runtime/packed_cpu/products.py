@@ -65,7 +65,7 @@ def product_shape(kind: str, k: int, precision: str) -> ProductShape | None:
 
 @dataclass(frozen=True)
 class PackedProduct:
-    """Arrays of [N, K]: numbers [N, groups, bytes], scales [N, groups], offsets [groups of K, N]."""
+    """Arrays of [N, K]: numbers [N, groups, bytes], scales [N, groups], offsets [N, groups of K]."""
 
     numbers: NDArray[np.uint8]
     scales: NDArray[np.float32]
@@ -78,7 +78,7 @@ def pack_product(weights: Sequence[Tensor], shape: ProductShape, source: Source)
     groups = k // shape.group
     numbers = np.empty((n, shape.repeats * groups, shape.group * shape.bits // 8), np.uint8)
     scales = np.empty((n, shape.repeats * groups), np.float32)
-    offsets = np.empty((groups, n), np.float32) if shape.offsets else None
+    offsets = np.empty((n, groups), np.float32) if shape.offsets else None
     at, step = 0, max(2, _PIECE // k // 2 * 2)
     for weight in weights:
         about: dict[str, Any] = {
@@ -95,7 +95,7 @@ def pack_product(weights: Sequence[Tensor], shape: ProductShape, source: Source)
             numbers[rows] = piece.numbers.reshape(end - first, *numbers.shape[1:])
             scales[rows] = piece.scales
             if offsets is not None and piece.offsets is not None:
-                offsets[:, rows] = piece.offsets.T
+                offsets[rows] = piece.offsets
         at += weight.shape[0]
     return PackedProduct(numbers, scales, offsets)
 

@@ -28,7 +28,7 @@ from .attention import BatchAttention, pool_shape
 from .ops import POSITIONS, Translation
 from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, Step, WritePart, run_parts
 from .products import FEW_ROWS, SINGLE, pack_product
-from .segments import Stretch, stretches_of, translate
+from .segments import Stretch, translated
 from .sessions import Session, cores, release_freed_memory
 from .sizes import numpy_weights, weight_bytes
 
@@ -45,25 +45,25 @@ class PackedRunner(NumpyRunner):
         super().__init__(architecture, config, source, **options)
 
     def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
-        self.bytes = weight_bytes(body, head, self.precision)
-        graphs = {"layers": (body, stretches_of(body)), "head": (head, stretches_of(head))}
+        layers, head_parts = translated(body, self.precision), translated(head, self.precision)
+        self.bytes = weight_bytes([*layers, *head_parts])
         report = _Report(progress, self.bytes.total)
-        jobs = [(graph, stretch) for graph, stretches in graphs.values() for stretch in stretches]
         with ThreadPoolExecutor(cores(), "weights") as pool:
-            compiled = list(pool.map(lambda job: self._parts_of(job[0], job[1], source, report), jobs))
-        layers = len(graphs["layers"][1])
-        self._layers = [part for parts in compiled[:layers] for part in parts]
-        self._head_parts = [part for parts in compiled[layers:] for part in parts]
-        weights = {each.name: each for graph in graphs.values() for each in numpy_weights(*graph)}
+            compiled = list(pool.map(lambda each: self._parts_of(*each, source, report), [*layers, *head_parts]))
+        self._layers = [part for parts in compiled[: len(layers)] for part in parts]
+        self._head_parts = [part for parts in compiled[len(layers) :] for part in parts]
+        weights = {each.name: each for each in numpy_weights([*layers, *head_parts])}
         norm = {each.name: each for each in self.head_of(1, 1, logits=False).weights()}  # of final states
         loaded = dense([replace(each, format="f32") for each in {**weights, **norm}.values()], source)
         release_freed_memory()
         return loaded
 
-    def _parts_of(self, graph: Graph, stretch: Stretch, source: Source, report: _Report) -> list[Part]:
+    def _parts_of(
+        self, stretch: Stretch, translation: Translation | None, source: Source, report: _Report
+    ) -> list[Part]:
         """What runs the nodes of a stretch."""
-        if stretch.in_session:
-            return compile_stretch(graph, stretch, source, self.precision, report.add)
+        if translation is not None:
+            return [session_part(stretch, translation, source, report.add)]
         return [self._part_of(node, i, source) for i, node in enumerate(stretch.nodes, stretch.first)]
 
     def _part_of(self, node: Node, i: int, source: Source) -> Part:
@@ -145,21 +145,19 @@ class PackedRunner(NumpyRunner):
         }
 
 
-def compile_stretch(
-    graph: Graph, stretch: Stretch, source: Source, precision: str, on_bytes: Callable[[int], None] | None = None
-) -> list[Part]:
+def session_part(
+    stretch: Stretch, translation: Translation, source: Source, on_bytes: Callable[[int], None] = lambda count: None
+) -> SessionPart:
     """A stretch as a session. `on_bytes` is told how many bytes its weights take."""
-    translation = translate(stretch, graph, precision)
     arrays = _arrays(translation, source)
     inputs: dict[str, tuple[Any, ...]] = {name: ("rows", translation.width(name)) for name in stretch.inputs}
     for name, half in translation.tables.items():
         inputs |= {f"{name}.cos": ("rows", half), f"{name}.sin": ("rows", half), POSITIONS: (1, "rows")}
     outputs = {name: ("rows", translation.width(name)) for name in stretch.outputs}
     session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
-    if on_bytes is not None:
-        on_bytes(sum(array.nbytes for array in arrays.values()))
+    on_bytes(sum(array.nbytes for array in arrays.values()))
     single = any(product.shape is not None and product.shape.level == SINGLE for product in translation.products)
-    return [SessionPart(session, stretch.outputs, FEW_ROWS if single else 1)]
+    return SessionPart(session, stretch.outputs, FEW_ROWS if single else 1)
 
 
 class _Report:

@@ -15,6 +15,7 @@ class Stretch:
     """Consecutive nodes of a graph, from the index `first` on. `inputs` are hidden tensors of before, `outputs` are
     read after it."""
 
+    graph: Graph
     first: int
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -35,13 +36,21 @@ def stretches_of(graph: Graph) -> list[Stretch]:
         end = listed[-1]
         outputs = tuple(n for n in written if last_read.get(n, -1) > end or n in graph.outputs)
         in_session = translated and any(node.op == "linear" for node in nodes)
-        parts.append(Stretch(listed[0], nodes, tuple(n for n in inputs if n != "batch"), outputs, in_session))
+        parts.append(Stretch(graph, listed[0], nodes, tuple(n for n in inputs if n != "batch"), outputs, in_session))
     return parts
 
 
-def translate(stretch: Stretch, graph: Graph, precision: str) -> Translation:
+Translated = list[tuple[Stretch, Translation | None]]  # None: NumPy runs the stretch
+
+
+def translated(graph: Graph, precision: str) -> Translated:
+    """All stretches of a graph of one row."""
+    return [(each, translate(each, precision) if each.in_session else None) for each in stretches_of(graph)]
+
+
+def translate(stretch: Stretch, precision: str) -> Translation:
     """The nodes of a stretch in ONNX."""
-    translation = Translation(graph, precision)
+    translation = Translation(stretch.graph, precision)
     for group in _groups(stretch.nodes, stretch.outputs):
         if group[0].op == "linear":
             translation.linear(group)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...graph.graph import Graph, Tensor
+from ...graph.graph import Tensor
 from .products import dense_bytes
-from .segments import Stretch, stretches_of, translate
+from .segments import Translated
 
 
 class WeightBytes(NamedTuple):
@@ -22,32 +22,32 @@ class WeightBytes(NamedTuple):
         return self.packed + self.dense + self.vectors
 
 
-def weight_bytes(body: Graph, head: Graph, precision: str) -> WeightBytes:
-    """Of the graphs of one row."""
+def weight_bytes(parts: Translated) -> WeightBytes:
+    """Of stretches of graphs of one row."""
     packed = dense = vectors = 0
-    for graph in (body, head):
-        parts = stretches_of(graph)
-        for stretch in parts:
-            if not stretch.in_session:
-                continue
-            translation = translate(stretch, graph, precision)
-            vectors += sum(map(dense_bytes, translation.vectors.values()))
-            for product in translation.products:
-                n, k = sum(each.shape[0] for each in product.weights), product.weights[0].shape[1]
-                if product.shape is None:
-                    dense += sum(map(dense_bytes, product.weights))
-                else:
-                    packed += product.shape.weight_bytes(n, k)
-        for weight in numpy_weights(graph, parts):
-            if len(weight.shape) == 1:
-                vectors += dense_bytes(weight)
+    for _, translation in parts:
+        if translation is None:
+            continue
+        vectors += sum(map(dense_bytes, translation.vectors.values()))
+        for product in translation.products:
+            n, k = sum(each.shape[0] for each in product.weights), product.weights[0].shape[1]
+            if product.shape is None:
+                dense += sum(map(dense_bytes, product.weights))
             else:
-                dense += dense_bytes(weight)
+                packed += product.shape.weight_bytes(n, k)
+    for weight in numpy_weights(parts):
+        if len(weight.shape) == 1:
+            vectors += dense_bytes(weight)
+        else:
+            dense += dense_bytes(weight)
     return WeightBytes(packed, dense, vectors)
 
 
-def numpy_weights(graph: Graph, parts: list[Stretch]) -> list[Tensor]:
+def numpy_weights(parts: Translated) -> list[Tensor]:
     """Weights of nodes that NumPy runs, without embeddings."""
-    nodes = [node for part in parts if not part.in_session for node in part.nodes if node.op != "embedding"]
-    names = dict.fromkeys(name for node in nodes for name in node.inputs.values())
-    return [graph.tensors[name] for name in names if graph.tensors[name].role == "weight"]
+    read: dict[str, Tensor] = {}
+    for stretch, translation in parts:
+        if translation is None:
+            nodes = [node for node in stretch.nodes if node.op != "embedding"]
+            read |= {name: stretch.graph.tensors[name] for node in nodes for name in node.inputs.values()}
+    return [tensor for tensor in read.values() if tensor.role == "weight"]
