@@ -22,7 +22,7 @@ from shaderlm.formats.weight_formats import BLOCK_FORMATS
 from shaderlm.graph import interpret, reference
 from shaderlm.graph.batch import PAGE, make_batch
 from shaderlm.graph.graph import Builder, Graph
-from shaderlm.runtime.packed_cpu import PackedRunner, products, runner
+from shaderlm.runtime.packed_cpu import PackedRunner, onnx_model, products, runner
 from shaderlm.runtime.packed_cpu.attention import AttentionNode, BatchAttention, pool_shape
 from shaderlm.runtime.packed_cpu.parts import SessionPart, Step
 from shaderlm.runtime.packed_cpu.segments import translated
@@ -135,6 +135,32 @@ def test_products(kind: str, precision: str, x86: bool, monkeypatch: pytest.Monk
                 # Two roundings to 8 bits leave a 127th of a half of a 127th of a half of the largest value.
                 rest = np.abs(x).max(1, keepdims=True) / (4 * 127**2) * np.abs(weights).sum(1)
                 assert (np.abs(known[f"y{i}"] - expected) <= rest + 1e-4).all(), label
+
+
+@pytest.mark.parametrize(("level", "bits", "group"), [(1, 4, 32), (1, 4, 16), (4, 4, 32), (4, 8, 32), (4, 8, 16)])
+def test_a_session_reads_no_array_that_it_was_given(level: int, bits: int, group: int) -> None:
+    """It packs or copies them: they are let go of once it is made."""
+    rng, k = np.random.default_rng(0), 64
+    weights: dict[str, Any] = {"numbers": rng.integers(0, 256, (k, k // group, group * bits // 8), dtype=np.uint8)}
+    shapes = {"scales": (k, k // group), "offsets": (k, k // group), "dense": (k, k), "norm": (k,), "bias": (k,)}
+    weights |= {name: rng.random(shape, dtype=np.float32) for name, shape in shapes.items()}
+    how = {"K": k, "N": k, "bits": bits, "block_size": group, "accuracy_level": level}
+    inputs = ["x", "numbers", "scales", "", "", "bias"]
+    nodes = [
+        onnx_model.node("MatMulNBits", inputs, ["product"], onnx_model.MICROSOFT, **how),
+        onnx_model.node("SimplifiedLayerNormalization", ["product", "norm"], ["normed"], axis=-1, epsilon=1e-5),
+        onnx_model.node("Gemm", ["normed", "dense"], ["more"], transB=1),
+        onnx_model.node("Gemm", ["sums", "offsets", "more"], ["out"], transB=1),
+    ]
+    shapes_in: dict[str, tuple[Any, ...]] = {"x": ("rows", k), "sums": ("rows", k // group)}
+    session = Session(nodes, {}, weights, shapes_in, {"out": ("rows", k)})
+    given = [{n: rng.random((rows, w[1]), dtype=np.float32) for n, w in shapes_in.items()} for rows in (1, 3, 40)]
+    before = [session.run(each)[0] for each in given]
+    for array in weights.values():
+        array[...] = 0
+    for each, expected in zip(given, before, strict=True):
+        assert expected.std() > 0
+        np.testing.assert_array_equal(session.run(each)[0], expected)
 
 
 # Ops -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime: one thread pool for all of them, weights without a second copy. Knows no model."""
+"""Sessions of onnxruntime: one pool of threads for all of them, and weights beside the model. Knows no model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Session:
         inputs: Mapping[str, tuple[Any, ...]],
         outputs: Mapping[str, tuple[Any, ...]],
     ) -> None:
-        """`constants` are copied into the model. `weights` are packed, or kept where they are: they must not change."""
+        """`constants` are written into the model. `weights` are packed or copied, and may be let go of afterwards."""
         runtime = _prepare()
         options = runtime.SessionOptions()
         options.enable_cpu_mem_arena = False  # of each session; what is allocated in a step is small
