@@ -92,7 +92,7 @@ class BatchAttention:
         inputs = {"q": q, "k": keys, "v": values, "mask": np.concatenate([mask] * node.group)}
         if sinks is not None:
             inputs["sinks"] = np.repeat(sinks, rows.count).astype(np.float32).reshape(node.heads, -1, 1)
-        return _session(node, sinks is not None).run(inputs)[0]
+        return _session(node, sinks is not None, rows.count * node.group > node.width).run(inputs)[0]
 
     def _mask(self, rows: int, position: int, pages: int, window: int) -> F32:
         """[rows, keys]: 0 where a row sees a key, elsewhere a number so small that its exponential is 0."""
@@ -148,10 +148,11 @@ def _one_row(node: AttentionNode, q: F32, keys: F32, values: F32, position: int,
 
 
 @functools.cache
-def _session(kind: AttentionNode, sinks: bool) -> Session:
+def _session(kind: AttentionNode, sinks: bool, joined_pages: bool) -> Session:
     """q [rows, Hq · D], keys and values in pages → [rows, Hq · D]. Queries that share a kv head are one matrix.
 
-    Products go page by page, so that no key and no value is copied; scores are turned for softmax, and back.
+    Pages of a head are joined for the products, where keys are fewer numbers than scores. Otherwise products go page by
+    page, so that no key and no value is copied, and scores are turned for softmax, and back.
     """
     heads, group, D, cap = kind.heads, kind.group, kind.width, kind.cap
     q_width = heads * group * D
@@ -165,6 +166,8 @@ def _session(kind: AttentionNode, sinks: bool) -> Session:
         "first": [0],
         "no_sink": [-1],
         "last_axis": [2],
+        "joined_k": [heads, D, -1],
+        "joined_v": [heads, -1, D],
     }
     constants: dict[str, Any] = {name: np.array(shape, np.int64) for name, shape in shapes.items()}
     constants |= {"scale": np.array([kind.scale], np.float32), "cap": np.array([cap], np.float32)}
@@ -178,21 +181,40 @@ def _session(kind: AttentionNode, sinks: bool) -> Session:
         node("Softmax", ["masked.sinks"], ["shares.sinks"], axis=-1),
         node("Slice", ["shares.sinks", "first", "no_sink", "last_axis"], ["shares"]),
     ]
+    products = [node("MatMul", ["queries", "k"], ["scores"])]  # [pages, Hkv, group · rows, PAGE]
+    to_keys = [
+        node("Transpose", ["scores.capped" if cap else "scores"], ["scores.heads"], perm=[1, 2, 0, 3]),
+        node("Reshape", ["scores.heads", "all_keys"], ["scores.keys"]),
+    ]
+    sums = [
+        node("Reshape", ["shares", "in_pages"], ["shares.split"]),
+        node("Transpose", ["shares.split"], ["shares.pages"], perm=[2, 0, 1, 3]),
+        node("MatMul", ["shares.pages", "v"], ["sums.pages"]),
+        node("ReduceSum", ["sums.pages", "first"], ["sums"], keepdims=0),
+    ]
+    if joined_pages:
+        products = [
+            node("Transpose", ["k"], ["k.heads"], perm=[1, 2, 0, 3]),
+            node("Reshape", ["k.heads", "joined_k"], ["k.joined"]),
+            node("MatMul", ["queries", "k.joined"], ["scores"]),  # [Hkv, group · rows, keys]
+        ]
+        to_keys = [node("Identity", ["scores.capped" if cap else "scores"], ["scores.keys"])]
+        sums = [
+            node("Transpose", ["v"], ["v.heads"], perm=[1, 0, 2, 3]),
+            node("Reshape", ["v.heads", "joined_v"], ["v.joined"]),
+            node("MatMul", ["shares", "v.joined"], ["sums"]),
+        ]
     nodes = [
         node("Mul", ["q", "scale"], ["q.scaled"]),
         node("Reshape", ["q.scaled", "split_q"], ["q.split"]),
         node("Transpose", ["q.split"], ["q.heads"], perm=[1, 2, 0, 3]),
         node("Reshape", ["q.heads", "by_head"], ["queries"]),  # [Hkv, group · rows, D]
-        node("MatMul", ["queries", "k"], ["scores"]),  # [pages, Hkv, group · rows, PAGE]
+        *products,
         *(capped if cap else []),
-        node("Transpose", ["scores.capped" if cap else "scores"], ["scores.heads"], perm=[1, 2, 0, 3]),
-        node("Reshape", ["scores.heads", "all_keys"], ["scores.keys"]),
+        *to_keys,
         node("Add", ["scores.keys", "mask"], ["masked"]),
         *(with_sinks if sinks else [node("Softmax", ["masked"], ["shares"], axis=-1)]),
-        node("Reshape", ["shares", "in_pages"], ["shares.split"]),
-        node("Transpose", ["shares.split"], ["shares.pages"], perm=[2, 0, 1, 3]),
-        node("MatMul", ["shares.pages", "v"], ["sums.pages"]),
-        node("ReduceSum", ["sums.pages", "first"], ["sums"], keepdims=0),
+        *sums,
         node("Reshape", ["sums", "split_out"], ["out.split"]),
         node("Transpose", ["out.split"], ["out.rows"], perm=[2, 0, 1, 3]),
         node("Reshape", ["out.rows", "flat"], ["out"]),
