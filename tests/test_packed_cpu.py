@@ -25,7 +25,7 @@ from shaderlm.graph.graph import Builder, Graph
 from shaderlm.runtime.packed_cpu import PackedRunner, onnx_model, products, runner
 from shaderlm.runtime.packed_cpu.attention import AttentionNode, BatchAttention, pool_shape
 from shaderlm.runtime.packed_cpu.parts import SessionPart, Step
-from shaderlm.runtime.packed_cpu.segments import translated
+from shaderlm.runtime.packed_cpu.segments import translations
 from shaderlm.runtime.packed_cpu.sessions import Session
 from shaderlm.runtime.runner import SequenceChunk
 
@@ -83,7 +83,7 @@ class Tensors:
 
 def session_of(graph: Graph, arrays: Mapping[str, Any], precision: str = "exact") -> SessionPart:
     """The one session of a graph of one row."""
-    ((stretch, translation),) = translated(graph, precision)
+    ((stretch, translation),) = translations(graph, precision)
     assert translation is not None
     return runner.session_part(stretch, translation, Tensors(arrays))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -55,13 +56,13 @@ class BatchAttention:
             together = len(pages) == 1 or bool((np.diff(pages) == 1).all())
             self._sequences.append(_Rows(slice(first, first + count), count, position, pages, together))
         self._pages, self._places = (each.astype(np.int64) for each in divmod(batch[1:, 2], np.uint32(PAGE)))
-        self._begun = self._pages[self._places == 0]
+        self._first_of_page = self._pages[self._places == 0]
         self._masks: dict[tuple[int, int, int], F32] = {}
 
     def write(self, k: F32, v: F32, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """The op `kv_write`. What earlier sequences left in a page that begins is wiped: it might be no number."""
-        if len(self._begun):
-            keys[self._begun] = values[self._begun] = 0
+        if len(self._first_of_page):
+            keys[self._first_of_page] = values[self._first_of_page] = 0
         if len(k) == 1:
             page, place = self._pages[0], self._places[0]
             keys[page, :, :, place], values[page, :, place] = k[0], v[0]
@@ -92,7 +93,8 @@ class BatchAttention:
         inputs = {"q": q, "k": keys, "v": values, "mask": np.concatenate([mask] * node.group)}
         if sinks is not None:
             inputs["sinks"] = np.repeat(sinks, rows.count).astype(np.float32).reshape(node.heads, -1, 1)
-        return _session(node, sinks is not None, rows.count * node.group > node.width).run(inputs)[0]
+        joined = rows.count * node.group > node.width
+        return _session(node, sinks is not None, joined, os.getpid()).run(inputs)[0]
 
     def _mask(self, rows: int, position: int, pages: int, window: int) -> F32:
         """[rows, keys]: 0 where a row sees a key, elsewhere a number so small that its exponential is 0."""
@@ -148,11 +150,12 @@ def _one_row(node: AttentionNode, q: F32, keys: F32, values: F32, position: int,
 
 
 @functools.cache
-def _session(kind: AttentionNode, sinks: bool, joined_pages: bool) -> Session:
+def _session(kind: AttentionNode, sinks: bool, joined_pages: bool, process: int) -> Session:
     """q [rows, Hq · D], keys and values in pages → [rows, Hq · D]. Queries that share a kv head are one matrix.
 
     Pages of a head are joined for the products, where keys are fewer numbers than scores. Otherwise products go page by
-    page, so that no key and no value is copied, and scores are turned for softmax, and back.
+    page, so that no key and no value is copied, and scores are turned for softmax, and back. A process that was forked
+    has none of its parent's threads, and needs sessions of its own.
     """
     heads, group, D, cap = kind.heads, kind.group, kind.width, kind.cap
     q_width = heads * group * D

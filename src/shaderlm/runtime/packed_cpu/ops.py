@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...graph.graph import Graph, Node, Tensor
 from ...graph.reference import SWIGLU_FACTOR, SWIGLU_LIMIT
 from .onnx_model import MICROSOFT, node
-from .products import ROUNDED, ProductShape, product_shape
+from .products import INT8_INPUTS, ProductShape, product_shape
 
 POSITIONS = "position_ids"  # an input that numbers the rows, for rope
 
@@ -32,7 +32,7 @@ class Product:
 
 @dataclass
 class Translation:
-    """Collects the nodes of a segment, what they are made of, and which tables they read."""
+    """Collects the nodes of a stretch, what they are made of, and which tables they read."""
 
     graph: Graph
     precision: str
@@ -113,7 +113,7 @@ class Translation:
         sizes = {"K": k * shape.repeats, "N": n, "bits": shape.bits, "block_size": shape.group}
         arrays, how = [f"{name}.numbers", f"{name}.scales"], {**sizes, "accuracy_level": shape.level}
         product = f"{out}.unshifted" if shape.offsets else out
-        if shape.level == ROUNDED:
+        if shape.level == INT8_INPUTS:
             rows = self.add("MatMulNBits", [self._two_terms(x, k, shape.group), *arrays], domain=MICROSOFT, **how)
             terms = self.reshape(rows, 2, -1, n)
             summed = self.add("ReduceSum", [terms, self.constant(0)], *([] if bias else [product]), keepdims=0)

@@ -26,7 +26,7 @@ from ..weights import Source, rows_of
 
 _PIECE = 1 << 20  # weights that stay in a core's cache while they are repacked
 FEW_ROWS = 3  # with inputs in f32: a product of one row took 8.5 ms, of four 29 ms, which unpack all weights first
-ROUNDED, SINGLE = 4, 1  # accuracy levels of MatMulNBits: inputs rounded to 8 bits, or in f32
+INT8_INPUTS, F32_INPUTS = 4, 1  # accuracy levels of MatMulNBits: inputs rounded to 8 bits, or in f32
 # With numbers of 4 bits and one row, inputs in f32 took 1.5 times as long as rounded ones on x86, 7 times on ARM.
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -46,7 +46,7 @@ class ProductShape(NamedTuple):
         Where it rounds inputs on x86, it keeps scales twice, and sums beside them.
         """
         groups = k // self.group
-        copies = 3 if self.level == ROUNDED and _IS_X86 else 1
+        copies = 3 if self.level == INT8_INPUTS and _IS_X86 else 1
         factors = self.repeats * copies + self.offsets
         return n * (self.repeats * k * self.bits // 8 + 4 * groups * factors)
 
@@ -57,10 +57,10 @@ def product_shape(kind: str, k: int, precision: str) -> ProductShape | None:
     if shape is None or k % shape.group:
         return None
     if precision == "fast" and not (shape.bits == 4 and _IS_X86):
-        return ProductShape(shape.bits, shape.group, 1, shape.offsets, ROUNDED)
+        return ProductShape(shape.bits, shape.group, 1, shape.offsets, INT8_INPUTS)
     if shape.bits == 4:
-        return ProductShape(4, shape.group, 1, shape.offsets, SINGLE)
-    return ProductShape(4, shape.group, 2, True, SINGLE)
+        return ProductShape(4, shape.group, 1, shape.offsets, F32_INPUTS)
+    return ProductShape(4, shape.group, 2, True, F32_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,7 @@ def pack_product(weights: Sequence[Tensor], shape: ProductShape, source: Source)
     offsets = np.empty((n, groups), np.float32) if shape.offsets else None
     at, step = 0, max(2, _PIECE // k // 2 * 2)
     for weight in weights:
-        about: dict[str, Any] = {
-            "tensors": weight.parts,
-            "interleaved": weight.interleaved,
-            "format": weight.format,
-        }
+        about: dict[str, Any] = {"tensors": weight.parts, "interleaved": weight.interleaved, "format": weight.format}
         for first in range(0, weight.shape[0], step):
             end = min(first + step, weight.shape[0])
             piece = block_numbers(rows_of(about, first, end, source), weight.format)

@@ -27,8 +27,8 @@ from ..weights import Progress, Source, dense
 from .attention import BatchAttention, pool_shape
 from .ops import POSITIONS, Translation
 from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, Step, WritePart, run_parts
-from .products import FEW_ROWS, SINGLE, pack_product
-from .segments import Stretch, translated
+from .products import F32_INPUTS, FEW_ROWS, pack_product
+from .segments import Stretch, translations
 from .sessions import Session, cores, release_freed_memory
 from .sizes import numpy_weights, weight_bytes
 
@@ -45,9 +45,9 @@ class PackedRunner(NumpyRunner):
         super().__init__(architecture, config, source, **options)
 
     def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
-        layers, head_parts = translated(body, self.precision), translated(head, self.precision)
+        layers, head_parts = translations(body, self.precision), translations(head, self.precision)
         self.bytes = weight_bytes([*layers, *head_parts])
-        report = _Report(progress, self.bytes.total)
+        report = _LoadProgress(progress, self.bytes.total)
         with ThreadPoolExecutor(cores(), "weights") as pool:
             compiled = list(pool.map(lambda each: self._parts_of(*each, source, report), [*layers, *head_parts]))
         self._layers = [part for parts in compiled[: len(layers)] for part in parts]
@@ -59,7 +59,7 @@ class PackedRunner(NumpyRunner):
         return loaded
 
     def _parts_of(
-        self, stretch: Stretch, translation: Translation | None, source: Source, report: _Report
+        self, stretch: Stretch, translation: Translation | None, source: Source, report: _LoadProgress
     ) -> list[Part]:
         """What runs the nodes of a stretch."""
         if translation is not None:
@@ -156,11 +156,11 @@ def session_part(
     outputs = {name: ("rows", translation.width(name)) for name in stretch.outputs}
     session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
     on_bytes(sum(array.nbytes for array in arrays.values()))
-    single = any(product.shape is not None and product.shape.level == SINGLE for product in translation.products)
+    single = any(product.shape is not None and product.shape.level == F32_INPUTS for product in translation.products)
     return SessionPart(session, stretch.outputs, FEW_ROWS if single else 1)
 
 
-class _Report:
+class _LoadProgress:
     """Adds up what several threads have loaded."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:

@@ -27,7 +27,7 @@ def stretches_of(graph: Graph) -> list[Stretch]:
     """All nodes, in order. A stretch without a product is not worth a session."""
     last_read = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs.values()}
     parts = []
-    for translated, indices in groupby(range(len(graph.nodes)), lambda i: translatable(graph.nodes[i], graph)):
+    for has_translation, indices in groupby(range(len(graph.nodes)), lambda i: translatable(graph.nodes[i], graph)):
         listed = list(indices)
         nodes = tuple(graph.nodes[i] for i in listed)
         written = [name for node in nodes for name in node.outputs.values()]
@@ -35,15 +35,15 @@ def stretches_of(graph: Graph) -> list[Stretch]:
         inputs = tuple(n for n in read if n not in written and graph.tensors[n].role in ("hidden", "input"))
         end = listed[-1]
         outputs = tuple(n for n in written if last_read.get(n, -1) > end or n in graph.outputs)
-        in_session = translated and any(node.op == "linear" for node in nodes)
+        in_session = has_translation and any(node.op == "linear" for node in nodes)
         parts.append(Stretch(graph, listed[0], nodes, tuple(n for n in inputs if n != "batch"), outputs, in_session))
     return parts
 
 
-Translated = list[tuple[Stretch, Translation | None]]  # None: NumPy runs the stretch
+Translations = list[tuple[Stretch, Translation | None]]  # None: NumPy runs the stretch
 
 
-def translated(graph: Graph, precision: str) -> Translated:
+def translations(graph: Graph, precision: str) -> Translations:
     """All stretches of a graph of one row."""
     return [(each, translate(each, precision) if each.in_session else None) for each in stretches_of(graph)]
 

@@ -34,8 +34,12 @@ def cores() -> int:
 def _prepare() -> Any:
     """onnxruntime, with one pool of threads for all sessions of this process, and without reports to its maker."""
     global _pool_process
-    import onnxruntime
-
+    try:
+        import onnxruntime
+    except ImportError as problem:
+        raise DeviceError(
+            f'onnxruntime cannot be imported ({problem}): install it again, or take device="numpy"'
+        ) from None
     with _lock:
         if _pool_process is None:
             onnxruntime.disable_telemetry_events()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...graph.graph import Tensor
 from .products import dense_bytes
-from .segments import Translated
+from .segments import Translations
 
 
 class WeightBytes(NamedTuple):
@@ -22,7 +22,7 @@ class WeightBytes(NamedTuple):
         return self.packed + self.dense + self.vectors
 
 
-def weight_bytes(parts: Translated) -> WeightBytes:
+def weight_bytes(parts: Translations) -> WeightBytes:
     """Of stretches of graphs of one row."""
     packed = dense = vectors = 0
     for _, translation in parts:
@@ -43,7 +43,7 @@ def weight_bytes(parts: Translated) -> WeightBytes:
     return WeightBytes(packed, dense, vectors)
 
 
-def numpy_weights(parts: Translated) -> list[Tensor]:
+def numpy_weights(parts: Translations) -> list[Tensor]:
     """Weights of nodes that NumPy runs, without embeddings."""
     read: dict[str, Tensor] = {}
     for stretch, translation in parts:
