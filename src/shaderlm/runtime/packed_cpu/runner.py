@@ -46,24 +46,26 @@ class PackedRunner(NumpyRunner):
 
     def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
         layers, head_parts = translations(body, self.precision), translations(head, self.precision)
-        self.bytes = weight_bytes([*layers, *head_parts])
-        report = _LoadProgress(progress, self.bytes.total)
+        stretches = [*layers, *head_parts]
+        self.bytes = weight_bytes(stretches)
+        done = _LoadProgress(progress, self.bytes.total)
         with ThreadPoolExecutor(cores(), "weights") as pool:
-            compiled = list(pool.map(lambda each: self._parts_of(*each, source, report), [*layers, *head_parts]))
-        self._layers = [part for parts in compiled[: len(layers)] for part in parts]
-        self._head_parts = [part for parts in compiled[len(layers) :] for part in parts]
-        weights = {each.name: each for each in numpy_weights([*layers, *head_parts])}
+            loading = [pool.submit(self._parts_of, *each, source, done) for each in stretches]
+            parts = [future.result() for future in loading]
+        self._layers = [part for each in parts[: len(layers)] for part in each]
+        self._head_parts = [part for each in parts[len(layers) :] for part in each]
+        weights = {each.name: each for each in numpy_weights(stretches)}
         norm = {each.name: each for each in self.head_of(1, 1, logits=False).weights()}  # of final states
         loaded = dense([replace(each, format="f32") for each in {**weights, **norm}.values()], source)
         release_freed_memory()
         return loaded
 
     def _parts_of(
-        self, stretch: Stretch, translation: Translation | None, source: Source, report: _LoadProgress
+        self, stretch: Stretch, translation: Translation | None, source: Source, done: _LoadProgress
     ) -> list[Part]:
         """What runs the nodes of a stretch."""
         if translation is not None:
-            return [session_part(stretch, translation, source, report.add)]
+            return [session_part(stretch, translation, source, done.add)]
         return [self._part_of(node, i, source) for i, node in enumerate(stretch.nodes, stretch.first)]
 
     def _part_of(self, node: Node, i: int, source: Source) -> Part:

@@ -37,9 +37,8 @@ def _prepare() -> Any:
     try:
         import onnxruntime
     except ImportError as problem:
-        raise DeviceError(
-            f'onnxruntime cannot be imported ({problem}): install it again, or take device="numpy"'
-        ) from None
+        what_to_do = 'install it again, or take device="numpy"'
+        raise DeviceError(f"onnxruntime cannot be imported ({problem}): {what_to_do}") from None
     with _lock:
         if _pool_process is None:
             onnxruntime.disable_telemetry_events()
