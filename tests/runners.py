@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.convert import device_format, rows_for_device
@@ -14,6 +14,7 @@ from shaderlm.models.checkpoint import architecture_of
 from shaderlm.models.config import Config
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
+from shaderlm.runtime.packed_cpu import PackedRunner
 from shaderlm.runtime.runner import Runner
 
 
@@ -38,10 +39,12 @@ def config_of(file: GgufFile, *, dense: bool) -> Config:
     return config if dense else replace(config, formats={name: device_format(file, name) for name in shapes})
 
 
-def runner_of(path: Path, device: Device | None, **options: Any) -> Runner:
-    """The model of a file on a device; None: in NumPy."""
+def runner_of(path: Path, device: Device | Literal["cpu"] | None, **options: Any) -> Runner:
+    """The model of a file on a device; "cpu": with weights as they are stored; None: in NumPy."""
     with GgufFile.open(path) as file:
         kind, config = architecture_of(file), config_of(file, dense=device is None)
+        if device == "cpu":
+            return PackedRunner(kind, config, FileSource(file), **options)
         if device is None:
             return NumpyRunner(kind, config, FileSource(file), **options)
         return GpuRunner(kind, config, FileSource(file), device, **options)

@@ -32,14 +32,13 @@ Make = Callable[[], Runner]
 F32 = np.typing.NDArray[np.float32]
 
 
-@pytest.fixture(scope="module", params=["cpu", "software", "gpu"])
+@pytest.fixture(scope="module", params=["numpy", "cpu", "software", "gpu"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tiny model in NumPy, on the adapter of the tests, and on the same taken for a GPU."""
+    """A tiny model in NumPy, with packed weights, on the adapter of the tests, and on the same taken for a GPU."""
     path = write_tiny_llama(tmp_path_factory.mktemp("batch") / "tiny.gguf", kind="q8_0", context=CONTEXT)
-    device = (
-        None if request.param == "cpu" else request.getfixturevalue({"software": "device"}.get(request.param, "gpu"))
-    )
-    made = runner_of(path, device)
+    names = {"software": "device", "gpu": "gpu"}
+    device = request.getfixturevalue(names[request.param]) if request.param in names else None
+    made = runner_of(path, "cpu" if request.param == "cpu" else device)
     yield made
     made.close()
 

@@ -86,7 +86,7 @@ def test_wrong_values_are_told_before_weights_are_loaded(
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr("shaderlm.engine.loading.NumpyRunner", loaded)
+    monkeypatch.setattr("shaderlm.engine.loading.cpu_runner", loaded)
     opened = CountedOpening(monkeypatch)
     assert words in generate(tiny, "x", option, value).err
     assert opened.count == 1

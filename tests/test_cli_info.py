@@ -12,8 +12,10 @@ import pytest
 
 import shaderlm as package
 from shaderlm.cli.info import _wrapped as wrapped
+from shaderlm.engine.loading import load_with
 from shaderlm.engine.planning import LARGE_GPU, memory, read_header
 from shaderlm.errors import ModelError
+from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.server.served import ServedModel
 
 from .checkpoints import names, recorded, write_folder
@@ -21,6 +23,7 @@ from .checkpoints import write_gguf as write_recorded
 from .command_line import shaderlm
 from .folders import folder_of, replace_config
 from .gguf_files import write_gguf
+from .session import Session
 from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny models")
@@ -197,10 +200,17 @@ def test_numbers_that_cannot_be_are_not_computed_with(tmp_path: Path) -> None:
         assert "per 1,000 tokens" not in done.out
 
 
-def test_memory_is_that_of_a_gpu(tmp_path: Path) -> None:
-    done = shaderlm("info", write_tiny_llama(tmp_path / "tiny.gguf"), "--context", 5, "--device", "cpu")
-    assert (done.code, done.out) == (2, "")
-    assert "--context counts what a GPU keeps; --device names one, got 'cpu'" in done.err
+@pytest.mark.parametrize("device", ["cpu", "numpy"])
+def test_memory_on_the_cpu_is_what_the_runner_holds(device: str, tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    memory = caps(path, "--context", 5, "--device", device)["memory"]
+    with load_with(path, device=device) as model:
+        session = Session(model.runner)
+        session.logits([1, 2, 3, 4, 5])
+        assert isinstance(model.runner, NumpyRunner)
+        assert memory["weights"] == model.report.weight_bytes
+        assert memory["cache"] == sum(pool.nbytes for pool in model.runner._pools.values())
+    assert memory["device"] == f"the CPU, by {'NumPy' if device == 'numpy' else 'onnxruntime'}"
 
 
 def test_a_link_to_nowhere(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_kernel_with_several_texts() -> None:
         (("--tokens", 8, "--depth", 121), "121 tokens in the cache and 8 more do not fit the model's context of 128"),
         (("--json", "--why"), "--json prints plans; leave out --wgsl and --why"),
         (("--wgsl", "rope"), "no kernel 'rope' in the plans for "),
-        (("--device", "cpu"), "a plan needs a WebGPU adapter, real or in software; 'cpu' computes in NumPy"),
+        (("--device", "cpu"), "a plan needs a WebGPU adapter, real or in software; 'cpu' has no dispatches"),
         (("--target", "gameboy"), "no target 'gameboy'; --target takes large-gpu or webgpu-default"),
         (("--target", "large-gpu", "--device", "0"), "--device and --target both say what to plan for"),
         (("--variant", 2), "give --wgsl KERNEL too"),

@@ -126,5 +126,5 @@ def test_no_weight_is_read(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
     def read(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr("shaderlm.engine.loading.NumpyRunner", read)
+    monkeypatch.setattr("shaderlm.engine.loading.cpu_runner", read)
     assert tokenize(tiny, "a").code == 0

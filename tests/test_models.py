@@ -82,15 +82,18 @@ def twins(kind: str, tmp_path: Path) -> tuple[Path, Any]:
     """A model with tensors of a type, and the logits of the same with its weights dequantised."""
     source = write_tiny_llama(tmp_path / f"{kind}.gguf", kind=kind, layers=1, tied=False)
     same = twin(tmp_path / "twin.gguf", source, layers=1, tied=False)
-    with shaderlm.load(same, device="cpu") as model:
+    with shaderlm.load(same, device="numpy") as model:
         return source, model.logits(IDS[:9])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, twins: tuple[Path, Any]) -> None:
     source, expected = twins
-    with shaderlm.load(source, device="cpu") as model:
+    with shaderlm.load(source, device="numpy") as model:
         assert_logits(model.logits(IDS[:9]), expected, 1e-5, f"{kind} in the interpreter")
+    for precision, tolerance in (("exact", 5e-4), ("fast", 5e-3)):
+        with shaderlm.load(source, device="cpu", precision=precision) as model:
+            assert_logits(model.logits(IDS[:9]), expected, tolerance, f"{kind} packed, {precision}")
 
 
 @pytest.mark.long  # test_kernels has every format, test_oracles a model of mxfp4

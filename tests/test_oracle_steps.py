@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shaderlm.engine import EngineOptions, Handle, LanguageModel
+from shaderlm.engine.cpu import CPU_DEVICES
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
@@ -38,7 +39,7 @@ SCORED = ("gemma2", "gpt-oss-mxfp4", "mixtral", "qwen3moe")
 class Loaded:
     """A checkpoint with a context of 512 and an f32 cache."""
 
-    def __init__(self, oracle: Oracle, device: Device | None) -> None:
+    def __init__(self, oracle: Oracle, device: Device | str) -> None:
         self.model = load(oracle, device)
         self.runner, self.cases = self.model.runner, oracle.cases()[512]
         assert [len(case.prompt) for case in self.cases] == [5, 17, 40, 300]
@@ -47,7 +48,7 @@ class Loaded:
     def whole(self, ids: list[int]) -> F32:
         """Logits [tokens, vocabulary] of a sequence alone, in one go, in NumPy."""
         if tuple(ids) not in self._known:
-            with load(self._oracle, None) as model:
+            with load(self._oracle, "numpy") as model:
                 self._known[tuple(ids)] = model.logits(ids)
         return self._known[tuple(ids)]
 
@@ -58,23 +59,24 @@ class Loaded:
         return found
 
 
-def load(oracle: Oracle, device: Device | None, **options: Any) -> LanguageModel:
-    return load_with(oracle.gguf, device=device or "cpu", context=512, cache="f32", precision="exact", **options)
+def load(oracle: Oracle, device: Device | str, **options: Any) -> LanguageModel:
+    return load_with(oracle.gguf, device=device, context=512, cache="f32", precision="exact", **options)
 
 
 def places() -> Iterator[Any]:
     """A software adapter takes long to compile these: test_batches has such steps of a smaller model."""
     for name in NAMES:
-        for where in (None, "device", "gpu"):
-            marks = () if where is None else pytest.mark.long
-            yield pytest.param((name, where), id=f"{name}-{where or 'numpy'}", marks=marks)
+        for where in ("numpy", "cpu", "device", "gpu"):
+            short = where == "numpy" or (where == "cpu" and name in {*FUSED, *SCORED})
+            marks = () if short else pytest.mark.full if where == "cpu" else pytest.mark.long
+            yield pytest.param((name, where), id=f"{name}-{where}", marks=marks)
 
 
 @pytest.fixture(scope="module", params=list(places()))
 def model(request: pytest.FixtureRequest, oracles: Oracles) -> Iterator[Loaded]:
-    """Every checkpoint in NumPy, on the adapter of the tests, and on the same taken for a GPU."""
+    """Every checkpoint in NumPy, with packed weights, on the adapter of the tests, and on the same taken for a GPU."""
     name, where = request.param
-    made = Loaded(oracles[name], None if where is None else request.getfixturevalue(where))
+    made = Loaded(oracles[name], where if where in CPU_DEVICES else request.getfixturevalue(where))
     yield made
     made.model.close()
 
@@ -144,16 +146,16 @@ def test_forks_and_what_is_forgotten(model: Loaded) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("where", [None, *(pytest.param(each, marks=pytest.mark.long) for each in ("device", "gpu"))])
-def test_checkpoints_without_an_oracle(
-    name: str, where: str | None, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize(
+    "where", ["numpy", "cpu", *(pytest.param(x, marks=pytest.mark.long) for x in ("device", "gpu"))]
+)
+def test_checkpoints_without_an_oracle(name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Chunks of 3, 1 and 8 rows beside others, a fork, and an earlier position, as all in one go in NumPy."""
     path = checkpoints.write_gguf(tmp_path / "tiny.gguf", checkpoints.recorded(name))
     short, ids = checkpoints.PROMPTS
-    with load_with(path, device="cpu") as model:
+    with load_with(path, device="numpy") as model:
         alone, other, forked = (model.logits(each) for each in (ids, short, [*ids[:12], *short]))
-    device = "cpu" if where is None else request.getfixturevalue(where)
+    device = where if where in CPU_DEVICES else request.getfixturevalue(where)
     with load_with(path, device=device, cache="f32", precision="exact") as model:
         runner = model.runner
         first, second = runner.add(), runner.add()
@@ -174,12 +176,10 @@ def test_checkpoints_without_an_oracle(
 
 
 @pytest.mark.parametrize("name", SCORED)
-@pytest.mark.parametrize("where", [None, pytest.param("device", marks=pytest.mark.long)])
-def test_deterministic_generations(
-    name: str, where: str | None, oracles: Oracles, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("where", ["numpy", "cpu", pytest.param("device", marks=pytest.mark.long)])
+def test_deterministic_generations(name: str, where: str, oracles: Oracles, request: pytest.FixtureRequest) -> None:
     """Their log probabilities do not depend on what runs beside them, to the bit: experts take rows of others, too."""
-    device = None if where is None else request.getfixturevalue(where)
+    device = where if where in CPU_DEVICES else request.getfixturevalue(where)
     prompts = [case.prompt for case in oracles[name].cases()[512]]
     with load(oracles[name], device, deterministic=True) as model:
         model.engine.configure(EngineOptions(parallel=len(prompts)))
@@ -207,7 +207,7 @@ def test_every_fusion_in_numpy(name: str, oracles: Oracles) -> None:
         *([one] for one in every),
         *([other for other in every if other != one] for one in every),
     ):
-        with load(oracles[name], None, fusions=fusions) as model:
+        with load(oracles[name], "numpy", fusions=fusions) as model:
             sizes.add(len(model.runner.graph(StepSpec(4))[0].nodes))
             check_in_two_parts(model.runner, case)
     assert len(sizes) > 4, "fusions that apply make graphs smaller"

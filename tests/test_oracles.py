@@ -40,7 +40,7 @@ def check(oracle: Oracle, source: str, cache: str = "f32", **options: Any) -> No
     """All that is recorded of a checkpoint's numbers. Prompts decode together, and the first one alone as well."""
     for context, cases in oracle.cases(source).items():
         with load_with(
-            oracle.folder / source, context=context, cache=cache, precision=PRECISION[cache], **options
+            oracle.folder / source, context=context, cache=cache, **{"precision": PRECISION[cache], **options}
         ) as model:
             sessions = [Session(model.runner) for _ in cases]
             for session, case in zip(sessions, cases, strict=True):
@@ -78,7 +78,14 @@ def test_all_are_here(oracles: Oracles) -> None:
 
 @every_source
 def test_in_numpy(name: str, source: str, oracles: Oracles) -> None:
-    check(oracles[name], source, device="cpu")
+    check(oracles[name], source, device="numpy")
+
+
+@every_source
+@pytest.mark.parametrize("precision", ["exact", pytest.param("fast", marks=pytest.mark.full)])
+def test_on_the_cpu(name: str, source: str, precision: str, oracles: Oracles) -> None:
+    """With weights as they are stored. Inputs of 16 bits are as close as those of f32."""
+    check(oracles[name], source, device="cpu", precision=precision)
 
 
 @every_source

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..engine import LanguageModel
+from ..engine.cpu import cpu_runner, packs_weights
 from ..engine.loading import Progress, backend_of, check_context, check_precision, choose_device
 from ..engine.report import LoadReport
 from ..errors import InputError
@@ -119,8 +120,9 @@ def load_synthetic(
     runner: GpuRunner | NumpyRunner
     options: dict[str, Any] = {"fusions": fusions, "deterministic": deterministic, "progress": moved}
     if target is None:
-        dense = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
-        runner = NumpyRunner(kind, dense, RandomWeights(dense), **options)
+        packed = packs_weights(device)
+        stored = config if packed else replace(config, formats=dict.fromkeys(config.shapes, "f32"))
+        runner = cpu_runner(kind, stored, RandomWeights(stored), packed=packed, precision=precision, **options)
     else:
         options |= {"precision": precision, "tune": tune, "measure": tune and measure, "reserve": context or 0}
         runner = GpuRunner(kind, config, RandomWeights(config), target, **options)

@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +83,8 @@ def info(
     If it does not run, it says why, and the exit code is 1. No GPU is needed.
 
     MODEL is the path of a GGUF file or of a Hugging Face folder, a name or hf:ORG/REPO (default: smollm2-135m), or with
-    --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for the preferred GPU; without one, for a large
-    GPU.
+    --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for what --device names, or the preferred GPU;
+    without one, for a large GPU.
     """
     from ..formats.find import find, shown_name
     from ..formats.opening import open_checkpoint
@@ -142,12 +143,13 @@ def _print_facts(facts: dict[str, Any], metadata: Mapping[str, Any], tensors: Se
 
 def _memory(kind: Architecture, config: Config, context: int, device: str | None, backend: Backend) -> dict[str, Any]:
     """What a conversation of so many tokens takes, by part, and on which device."""
+    from ..engine.cpu import is_cpu
     from ..engine.planning import LARGE_GPU, memory
     from ..gpu import preferred_adapter
     from ..gpu.adapters import choose
 
-    if device == "cpu":
-        raise InputError("--context counts what a GPU keeps; --device names one, got 'cpu'")
+    if is_cpu(device):
+        return _cpu_memory(kind, config, context, str(device).strip().lower())
     adapter = preferred_adapter(backend) if device is None else choose(device, backend)
     if device is None and adapter is not None and adapter.caps.software:
         adapter = None
@@ -156,6 +158,18 @@ def _memory(kind: Architecture, config: Config, context: int, device: str | None
     needed = memory(kind, config, caps, context)
     parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
     return {"context": context, "device": caps.name, "device_bytes": caps.heap or None, "backend": by, **parts}
+
+
+def _cpu_memory(kind: Architecture, config: Config, context: int, device: str) -> dict[str, Any]:
+    """The same on the CPU, as this installation computes there."""
+    from ..engine.planning import cpu_memory
+    from ..runtime.packed_cpu import is_available
+
+    packed = device == "cpu" and is_available()
+    needed, _ = cpu_memory(kind, config, context, packed=packed)
+    parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
+    name = f"the CPU, by {'onnxruntime' if packed else 'NumPy'}"
+    return {"context": context, "device": name, "device_bytes": None, "backend": None, **parts}
 
 
 def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
@@ -207,6 +221,7 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
         "sampling": dict(sampling_of_file(metadata)),
         "types": _types(file),
         "gpu_weight_bytes": weights,
+        "cpu_weight_bytes": _cpu_bytes(file, model),
         "cache_bytes_per_1000_tokens": _cache_bytes(numbers),
         "sizes": _sizes(model, weights) if model and weights and not on_gpu else [],
     }
@@ -349,6 +364,20 @@ def _gpu_bytes(file: Checkpoint) -> int | None:
     return total or None
 
 
+def _cpu_bytes(file: Checkpoint, model: _Model | None) -> dict[str, int] | None:
+    """Bytes of weights on the CPU: with onnxruntime, those of them that are dense, and in NumPy."""
+    from ..engine.planning import cpu_memory
+    from ..formats.convert import device_format
+
+    if model is None:
+        return None
+    kind, config = model
+    stored = replace(config, formats={name: device_format(file, name) for name in config.shapes})
+    packed, dense = cpu_memory(kind, stored, 1, packed=True)
+    in_numpy, _ = cpu_memory(kind, stored, 1, packed=False)
+    return {"packed": packed.weights, "dense": dense, "numpy": in_numpy.weights}
+
+
 def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
     """Keys and values of 1,000 tokens, in the cache's two formats: f16 where the GPU has it."""
     factors = [numbers[key] for key in ("layers", "kv_heads", "head_width")]
@@ -404,6 +433,11 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}"))
     if facts["gpu_weight_bytes"] and not facts["sizes"]:
         lines.append(("on a GPU", f"about {size(facts['gpu_weight_bytes'])} of weights"))
+    if cpu := facts["cpu_weight_bytes"]:
+        dense = f" ({size(cpu['dense'])} of them dense)" if cpu["dense"] else ""
+        lines.append(
+            ("on the CPU", f"{size(cpu['packed'])} of weights{dense}, {size(cpu['numpy'])} without onnxruntime")
+        )
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
     return [(label, text) for label, text in lines if text != _NOT_GIVEN]

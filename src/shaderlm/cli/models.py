@@ -39,10 +39,11 @@ def described(model: str | None, ignore_keys: Collection[str] = ()) -> tuple[Arc
 
 
 def check_device(device: str, backend: Backend) -> None:
-    """Refuse a name that no adapter has; `auto` and `cpu` need none."""
+    """Refuse a name that no adapter has; `auto` and those of the CPU need none."""
+    from ..engine.cpu import is_cpu
     from ..gpu.adapters import choose
 
-    if device.strip().lower() not in ("auto", "cpu"):
+    if device.strip().lower() != "auto" and not is_cpu(device):
         choose(device, backend)
 
 

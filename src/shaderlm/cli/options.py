@@ -62,7 +62,7 @@ def apply_options(options: Sequence[Callable[[Command], Command]], command: Comm
 
 def precision_option(command: Command) -> Command:
     """--precision, as the argument `precision`."""
-    words = "fast: a GPU may round the inputs of matrix products to 16 bits. exact: it may not."
+    words = "fast: inputs of matrix products may be rounded to 16 bits. exact: they may not."
     options = {"type": click.Choice(["fast", "exact"]), "default": "fast", "show_default": True}
     return click.option("--precision", help=words, **options)(command)  # type: ignore[arg-type]
 

@@ -273,8 +273,8 @@ def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
         sys.exit(1)
 
 
-# Multiply-adds per second on a CPU, roughly: NumPy and SwiftShader on 2 cores of a Neoverse N1, with SmolLM2.
-_CPU_FLOPS = {"NumPy": 6e9, "WGSL kernels in software": 0.6e9}
+# Multiply-adds per second on a CPU, roughly: with SmolLM2 on 2 slow cores.
+_CPU_FLOPS = {"cpu (NumPy)": 6e9, "cpu (onnxruntime)": 20e9, "WGSL kernels in software": 0.6e9}
 _LONG_SECONDS = 120
 
 
@@ -286,7 +286,7 @@ def _warn_if_long(loaded: LanguageModel, trials: Sequence[Trial], runs: int) -> 
     on_gpu = isinstance(runner, GpuRunner)
     if isinstance(runner, GpuRunner) and not runner.device.caps.software:
         return
-    how = "WGSL kernels in software" if on_gpu else "NumPy"
+    how = "WGSL kernels in software" if on_gpu else loaded.report.device
     tokens = runs * sum(trial.depth + trial.tokens for trial in trials)
     seconds = 2 * loaded.report.parameters * tokens / _CPU_FLOPS[how]
     if seconds >= _LONG_SECONDS:
@@ -351,7 +351,7 @@ def _subject(loaded: LanguageModel) -> dict[str, Any]:
         "build_commit": commit(),
         "build_number": __version__,
         "backends": _backend(caps) if caps else "CPU",
-        "gpu_info": caps.name if caps else "NumPy",
+        "gpu_info": caps.name if caps else report.device,
         "driver": caps.driver if caps else "",
         "model_filename": str(report.path),
         "model_type": name_with_format(loaded),

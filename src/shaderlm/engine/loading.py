@@ -28,6 +28,7 @@ from ..models.config import Config
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary
+from .cpu import cpu_runner, is_cpu, packs_weights
 from .language_model import LanguageModel
 from .report import LoadReport
 from .sampling import sampling_of_file
@@ -56,14 +57,15 @@ def load(
 
     The default is smollm2-135m, downloaded once.
 
-    device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" computes in NumPy;
+    device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" keeps weights as they are
+    stored if onnxruntime is installed (the extra `cpu`); otherwise it is "numpy", the reference, with weights in f32;
     anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
     backend: the implementation of WebGPU: "wgpu", "dawn", or "auto" (default), which takes Dawn where it has matrix
     units, otherwise what `shaderlm tune` measured to be faster on this device, and before that wgpu.
     context: the largest number of tokens of a conversation (default: the model's own). If it is given, the memory of a
     GPU for one conversation of that length is allocated at once, or refused; otherwise the cache grows when it must.
     progress: called as progress(label, done, total), in bytes, while files and weights are copied.
-    precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits, where that
+    precision: "fast" (default) lets the inputs of matrix products be rounded to 16 bits, where that
     is faster; "exact" does not.
     tune: use the kernels that `shaderlm tune`, `serve` or `bench` measured to be the fastest on this GPU; False uses
     the built-in choice.
@@ -135,13 +137,15 @@ def load_with(
         model_context = read_config(kind, file, ignore_keys).context
         check_context(context, model_context)
         target = opening.result()
-        config = config_of_file(kind, file, context, dense=target is None, ignore_keys=ignore_keys)
+        packed = target is None and packs_weights(device)
+        config = config_of_file(kind, file, context, dense=target is None and not packed, ignore_keys=ignore_keys)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = FileSource(file)
         runner: GpuRunner | NumpyRunner
         options: dict[str, Any] = {"fusions": fusions, "cache": cache, "deterministic": deterministic}
         if target is None:
-            runner = NumpyRunner(kind, config, source, progress=moved, **options)
+            options |= {"packed": packed, "precision": precision}
+            runner = cpu_runner(kind, config, source, progress=moved, **options)
         else:
             options |= {"precision": precision, "tune": tune, "measure": tune and measure, "reserve": context or 0}
             runner = GpuRunner(kind, config, source, target, progress=moved, **options)
@@ -176,11 +180,11 @@ def check_precision(precision: str) -> None:
 
 
 def choose_device(device: str | int | Device | None, backend: Backend = "auto") -> Device | None:
-    """An open device, or None for the interpreter. Only "auto" falls back to the CPU, with a warning."""
+    """An open device, or None for the CPU. Only "auto" falls back to the CPU, with a warning."""
     if isinstance(device, Device):
         return device
     word = device.strip().lower() if isinstance(device, str) else device
-    if word == "cpu":
+    if is_cpu(device):
         return None
     if word not in (None, "auto"):
         return open_device(device, backend=backend)
@@ -189,18 +193,16 @@ def choose_device(device: str | int | Device | None, backend: Backend = "auto") 
     except DeviceError as problem:
         if backend != "auto":
             raise
-        _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
+        _log.warning("no GPU can be used (%s); computing on the CPU", problem)
         return None
     if adapter and not adapter.caps.software:
         return open_device(backend=backend)  # not this adapter: its matrix units may fail their check
     if not adapter:
-        _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` lists what to install")
+        _log.warning("no GPU was found; computing on the CPU. `shaderlm devices` lists what to install")
         return None
     name = adapter.caps.name.lower()
     word = next((known for known in ("swiftshader", "llvmpipe") if known in name), "software")
-    _log.warning(
-        'no GPU was found; computing on the CPU with NumPy. device="%s" runs the WGSL kernels in software', word
-    )
+    _log.warning('no GPU was found; computing on the CPU. device="%s" runs the WGSL kernels in software', word)
     return None
 
 
@@ -229,7 +231,7 @@ class FileSource:
 def config_of_file(
     kind: Architecture, file: Checkpoint, context: int | None, *, dense: bool, ignore_keys: Collection[str] = ()
 ) -> Config:
-    """A model's sizes and formats from its file; `dense`: all weights in f32, as the CPU has them."""
+    """A model's sizes and formats from its file; `dense`: all weights in f32, as NumPy has them."""
     config = read_config(kind, file, ignore_keys)
     if not dense:
         config = replace(config, formats={name: device_format(file, name) for name in config.shapes})
@@ -266,5 +268,6 @@ def _report(
         cache=ran["cache"],
         precision=ran["precision"],
         weight_bytes=ran["weight_bytes"],
+        dense_bytes=ran.get("dense_bytes", 0),
         seconds=seconds,
     )

@@ -35,8 +35,13 @@ from ..graph.graph import Graph, Node
 from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of
 from ..models.config import Config, StepSpec
+from ..runtime.numpy_runner import FIRST_POSITIONS as CPU_POSITIONS
+from ..runtime.packed_cpu.segments import translations
+from ..runtime.packed_cpu.sizes import weight_bytes
+from ..runtime.pages import MAX_SEQUENCES, pages_for
 from ..runtime.runner import bucket, buckets
 from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of, pages_of
+from .cpu import is_cpu
 from .loading import Progress, check_context, check_precision, config_of_file
 
 PREFILL_TOKENS = 128  # of a plan, unless others are asked for
@@ -68,10 +73,10 @@ def read_header(
 
 
 def open_adapter(device: str | int | Device | None, purpose: str, backend: Backend = "auto") -> Device:
-    """An open device, which is not "cpu"; `purpose` is what needs it."""
-    if isinstance(device, str) and device.strip().lower() == "cpu":
+    """An open device, which is not the CPU; `purpose` is what needs it."""
+    if is_cpu(device):
         raise InputError(
-            f"{purpose} needs a WebGPU adapter, real or in software; 'cpu' computes in NumPy and has no dispatches. "
+            f"{purpose} needs a WebGPU adapter, real or in software; {device!r} has no dispatches. "
             "`shaderlm devices` lists adapters"
         )
     return device if isinstance(device, Device) else open_device(None if is_auto(device) else device, backend=backend)
@@ -160,6 +165,24 @@ def cache_bytes(kind: Architecture, config: Config, tokens: int, cache: str = "f
     """What keys and values of so many tokens take, in whole pages, as every device allocates them."""
     tensors = kind.build(config, StepSpec(1, cache=cache)).tensors.values()
     return sum(each.nbytes for each in tensors if each.role == "state") * PAGE * pages_of(tokens)
+
+
+def cpu_memory(
+    kind: Architecture, config: Config, context: int, *, packed: bool, precision: str = "fast"
+) -> tuple[Memory, int]:
+    """What a model takes on the CPU with `context` tokens in its cache, and how many bytes of packed weights are dense.
+
+    `config` has the formats of the file. Without `packed` NumPy computes, with all weights in f32.
+    """
+    check_context(context, config.context)
+    body, head = kind.build(config, StepSpec(1, paged=True)), kind.head(config, 1, 1)
+    sizes = weight_bytes([*translations(body, precision), *translations(head, precision)])
+    everything = {tensor.name: 4 * tensor.size for graph in (body, head) for tensor in graph.weights()}
+    positions = min(config.context, max(CPU_POSITIONS, 2 * context))
+    scratch = 4 * MAX_SEQUENCES * (1 + pages_for(config.context))
+    scratch += positions * sum(4 * rope.rotary for rope in config.ropes.values())
+    weights = sizes.total if packed else sum(everything.values())
+    return Memory(weights, cache_bytes(kind, config, context, "f32"), scratch), sizes.dense if packed else 0
 
 
 def step_graph(

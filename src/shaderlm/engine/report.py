@@ -31,6 +31,7 @@ class LoadReport:
     precision: str
     weight_bytes: int  # on the device
     seconds: float
+    dense_bytes: int = 0  # of weights that the CPU unpacks to f32, beside packed ones
     tensor_bytes: int = 0  # of all tensors, in the formats of the file
     backend: str = ""  # the implementation of WebGPU, and why it was taken
     own_name: str = ""  # what the file says
@@ -40,10 +41,11 @@ class LoadReport:
         """The report in a few lines."""
         own = f'; its file says "{self.own_name}"' if self.own_name not in ("", self.name) else ""
         types = ", ".join(f"{count} {kind}" for kind, count in self.types.items())
+        dense = f" ({size(self.dense_bytes)} of it dense, in f32)" if self.dense_bytes else ""
         lines = [
             f"model    {self.name} ({self.architecture}, {counted(self.parameters)} parameters{own})",
             f"file     {self.path} ({size(self.file_bytes)}; tensors: {types})",
-            f"device   {self.device}; weights {size(self.weight_bytes)}, cache {self.cache}, {self.precision}",
+            f"device   {self.device}; weights {size(self.weight_bytes)}{dense}, cache {self.cache}, {self.precision}",
             f"context  {self.context:,} tokens",
             f"loaded   in {self.seconds:.2f} s",
         ]

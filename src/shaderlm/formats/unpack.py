@@ -97,8 +97,8 @@ def _q2_k(blocks: U8, out: F32) -> None:
 
 
 # Values of the 16 codes. Those of MXFP4 are twice what its standard says, for a scale that is half as large.
-_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def _codes(values: F32, codes: U8, scale: Any, out: F32) -> None:
@@ -112,11 +112,11 @@ def _mxfp4(blocks: U8, out: F32) -> None:
     e = blocks[:, :, :1].astype(np.uint32)
     scale = np.where(e < 2, np.uint32(1 << 21) << e, (np.maximum(e, 1) - 1) << np.uint32(23)).view(np.float32)
     with np.errstate(over="ignore"):  # the largest scales make infinities
-        _codes(_MXFP4, blocks[:, :, 1:], scale, out)
+        _codes(MXFP4_VALUES, blocks[:, :, 1:], scale, out)
 
 
 def _iq4_nl(blocks: U8, out: F32) -> None:
-    _codes(_IQ4, blocks[:, :, 2:], _halves(blocks, 0), out)
+    _codes(IQ4_VALUES, blocks[:, :, 2:], _halves(blocks, 0), out)
 
 
 def _iq4_xs(blocks: U8, out: F32) -> None:
@@ -125,7 +125,7 @@ def _iq4_xs(blocks: U8, out: F32) -> None:
     low = np.stack([blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4], axis=3).reshape(high.shape)
     scale = _halves(blocks, 0) * ((low | high << np.uint16(4)).astype(np.float32) - np.float32(32))
     shaped = (*blocks.shape[:2], 8)
-    _codes(_IQ4, blocks[:, :, 8:].reshape(*shaped, 16), scale[..., None], out.reshape(*shaped, 32))
+    _codes(IQ4_VALUES, blocks[:, :, 8:].reshape(*shaped, 16), scale[..., None], out.reshape(*shaped, 32))
 
 
 _OWN: Mapping[str, Callable[[U8, F32], None]] = {

@@ -68,10 +68,10 @@ def begin_opening(spec: str | int | None = None, backend: Backend = "auto") -> N
     """Open a device in another thread, so that drivers start while this one imports modules or reads a file.
 
     Whoever opens it next waits for that. What goes wrong is raised there and not here. "auto" opens a GPU only, and
-    "cpu" nothing.
+    "cpu" and "numpy" nothing.
     """
     word = spec.strip().lower() if isinstance(spec, str) else spec
-    if word == "cpu" or (spec, backend) in _begun or DRIVERS.forked:
+    if word in ("cpu", "numpy") or (spec, backend) in _begun or DRIVERS.forked:
         return
     _begun.add((spec, backend))
 

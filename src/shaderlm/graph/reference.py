@@ -144,7 +144,7 @@ def attention(
     for first, count in stretches(batch):
         _, position, _, pages = (int(word) for word in batch[1 + first])
         rows = pool_rows(position + count, page_table, pages & ~RUN)
-        out[first : first + count] = _attend(q[first : first + count], k_cache[rows], v_cache[rows], position, scores)
+        out[first : first + count] = attend(q[first : first + count], k_cache[rows], v_cache[rows], position, scores)
     return out
 
 
@@ -158,7 +158,7 @@ def pool_rows(keys: int, page_table: Any, pages: int) -> Any:
     return (listed[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:keys]
 
 
-def _attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
+def attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
     """Queries [rows, Hq, D] at consecutive positions, keys and values [position + rows, Hkv, D]."""
     rows, _, D = q.shape
     context, kv_heads, _ = keys.shape

@@ -71,7 +71,11 @@ def finite(logits: Any) -> F64:
 
 def argmax(x: Any) -> NDArray[np.int64]:
     """Index of the largest value of the last axis, the lowest of equals. NaN counts as −inf."""
-    return np.asarray(np.argmax(ordered(x), axis=-1))
+    x = np.asarray(x)
+    first = np.asarray(np.argmax(x, axis=-1))
+    if np.isnan(np.take_along_axis(x, first[..., None], -1)).any():  # NumPy takes NaN for the largest
+        return np.asarray(np.argmax(ordered(x), axis=-1))
+    return first
 
 
 def kept_weights(logits: Any, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:
@@ -116,7 +120,7 @@ def sample(logits: Any, outputs: Any, batch: Any, tokens: Any, *, greedy: bool =
     """
     for x, output in zip(logits[: int(batch[0, 1])], outputs.view(OUTPUT).reshape(-1), strict=False):
         slot = output["slot"]
-        if greedy:
+        if greedy or output["temperature"] == 0:
             tokens[slot] = argmax(x)
         else:
             seed = int(output["seed_high"]) << 32 | int(output["seed_low"])

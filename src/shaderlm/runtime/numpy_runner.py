@@ -37,6 +37,7 @@ from .runner import (
 from .sampler_settings import SamplerSettings
 from .weights import Progress, Source, dense
 
+FIRST_POSITIONS = 256  # of the rope tables
 _KEPT_GRAPHS = 8
 _FEW_ROWS = 8  # up to which the threads of a BLAS wait for each other more than they compute
 _blas_lock = threading.Lock()
@@ -83,13 +84,17 @@ class NumpyRunner(Runner):
         self.deterministic, self.decode_rows = deterministic, 1
         self._graphs: dict[tuple[Any, ...], Graph] = {}
         body, head = self.graph_of(1), self.head_of(1, 1)
-        self.weights = dense((*body.weights(), *head.weights()), source, progress)
+        self.weights = self._load_weights(body, head, source, progress)
         self._states = {name: tensor for name, tensor in body.tensors.items() if tensor.role == "state"}
         self._pools: dict[str, NDArray[Any]] = {}
         self._tables: dict[str, F32] = {}
         self._page_table = np.zeros(MAX_SEQUENCES * self.pool.pages_per_sequence, np.uint32)
         self._tokens = np.zeros(MAX_SEQUENCES, np.uint32)
         self._counts: U32 | None = None  # [sequence slots, vocabulary], once a step counts tokens
+
+    def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
+        """What the nodes that NumPy runs read."""
+        return dense((*body.weights(), *head.weights()), source, progress)
 
     def graph_of(self, tokens: int) -> Graph:
         """The graph of so many rows, kept for the next time; a few of them."""
@@ -126,7 +131,7 @@ class NumpyRunner(Runner):
 
     def _reserve_positions(self, positions: int) -> None:
         if any(len(self._tables.get(name, ())) < positions for name in self.config.ropes):
-            self._tables = self.rope_tables(min(self.config.context, max(256, 2 * positions)))
+            self._tables = self.rope_tables(min(self.config.context, max(FIRST_POSITIONS, 2 * positions)))
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
         rows = len(records)
@@ -155,11 +160,14 @@ class NumpyRunner(Runner):
 
     def _hidden(self, values: dict[str, Any], rows: int, together: int) -> F32:
         """Hidden states of all rows, so many at a time."""
-        graph, records = self.graph_of(together), values["batch"][1:]
+        records = values["batch"][1:]
         if together == rows:
-            return np.asarray(interpret.run(graph, values)["hidden"])
+            return self._run_layers(values, rows)
         batches = [padded_batch(records[i : i + together], together, 0) for i in range(0, rows, together)]
-        return np.concatenate([interpret.run(graph, {**values, "batch": batch})["hidden"] for batch in batches])
+        return np.concatenate([self._run_layers({**values, "batch": batch}, together) for batch in batches])
+
+    def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
+        return np.asarray(interpret.run(self.graph_of(rows), values)["hidden"])
 
     def _head(self, values: dict[str, Any], outputs: NDArray[Any], name: str, alone: bool) -> F32:
         if alone and len(values["hidden"]) > 1:
@@ -167,6 +175,9 @@ class NumpyRunner(Runner):
             one["row"] = 0
             rows = [{**values, "hidden": values["hidden"][i : i + 1], "outputs": one} for i in outputs["row"]]
             return np.concatenate([self._head(row, one, name, alone) for row in rows])
+        return self._run_head(values, outputs, name)
+
+    def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
         graph = self.head_of(len(outputs), len(values["hidden"]), logits=name == "logits")
         return np.asarray(interpret.run(graph, dict(values))[name])
 

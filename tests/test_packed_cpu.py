@@ -1,0 +1,442 @@
+"""The CPU with weights as they are stored: blocks, products, ops, attention, models, sizes; and without onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shaderlm.engine import cpu
+from shaderlm.engine.loading import load_with
+from shaderlm.formats.block_numbers import NUMBER_SHAPES, block_numbers
+from shaderlm.formats.weight_formats import BLOCK_FORMATS
+from shaderlm.graph import interpret, reference
+from shaderlm.graph.batch import PAGE, make_batch
+from shaderlm.graph.graph import Builder, Graph
+from shaderlm.runtime.packed_cpu import PackedRunner, onnx_model, products, runner
+from shaderlm.runtime.packed_cpu.attention import AttentionNode, BatchAttention, pool_shape
+from shaderlm.runtime.packed_cpu.parts import SessionPart, Step
+from shaderlm.runtime.packed_cpu.segments import translations
+from shaderlm.runtime.packed_cpu.sessions import Session
+from shaderlm.runtime.runner import SequenceChunk
+
+from .checkpoints import names, recorded
+from .checkpoints import write_gguf as write_checkpoint
+from .compare import assert_close
+from .gguf_files import quantised
+from .oracles import NAMES, Oracle
+from .runners import runner_of
+from .session import Session as Sequence
+from .tiny_models import write_tiny_llama
+from .weights import make_weight, whole_k
+
+F32 = NDArray[np.float32]
+PACKED = sorted(NUMBER_SHAPES)
+
+
+def test_every_block_format_is_packed() -> None:
+    assert set(NUMBER_SHAPES) == set(BLOCK_FORMATS)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_numbers_scales_and_offsets_are_the_weights(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    raw, weights = make_weight(rng, kind, 5, 768)
+    numbers, scales, offsets = block_numbers(raw, kind)
+    bits, group, has_offsets = NUMBER_SHAPES[kind]
+    if bits == 4:
+        numbers = np.stack([numbers & 15, numbers >> 4], axis=2).reshape(5, -1)
+    whole = numbers.astype(np.float64) - (1 << bits - 1)
+    found = whole * np.repeat(scales, group, 1)
+    assert (offsets is not None) == has_offsets
+    if offsets is not None:
+        found += np.repeat(offsets, group, 1)
+    np.testing.assert_allclose(found, weights, rtol=0, atol=1e-6 * np.abs(weights).max())
+
+
+# Products ------------------------------------------------------------------------------------------------
+
+
+class Tensors:
+    """A source of weights: arrays by name, as their formats have them."""
+
+    repeats = False
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = arrays
+
+    def rows(self, name: str, kind: str, first: int, end: int) -> Any:
+        return self._arrays[name][first:end]
+
+    def vector(self, name: str) -> Any:
+        return self._arrays[name]
+
+
+def session_of(graph: Graph, arrays: Mapping[str, Any], precision: str = "exact") -> SessionPart:
+    """The one session of a graph of one row."""
+    ((stretch, translation),) = translations(graph, precision)
+    assert translation is not None
+    return runner.session_part(stretch, translation, Tensors(arrays))
+
+
+NO_STEP = Step(lambda: Graph({}, (), ()))  # a session needs no more
+
+
+def linear_graph(kind: str, k: int, *sizes: int, bias: bool = False) -> Graph:
+    """Products of one x with matrices of these sizes."""
+    b = Builder()
+    b.tensor("x", 1, k, role="input")
+    for i, n in enumerate(sizes):
+        b.tensor(f"w{i}", n, k, role="weight", format=kind)
+        dims = {"tokens": 1, "K": k, "N": n, "format": kind, "bias": bias}
+        operands = {"x": "x", "weight": f"w{i}", "bias": b.tensor(f"b{i}", n, role="weight") if bias else None}
+        b.add("linear", dims, operands, "", out=b.tensor(f"y{i}", 1, n))
+    return b.graph(*(f"y{i}" for i in range(len(sizes))))
+
+
+@pytest.mark.parametrize("x86", [True, False])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("kind", [*PACKED, "f16", "bf16", "f32"])
+def test_products(kind: str, precision: str, x86: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matrix, and two that are one product; one column, awkward and even numbers of them; few and many rows."""
+    monkeypatch.setattr(products, "_IS_X86", x86)
+    rng = np.random.default_rng(1)
+    for k, sizes, bias in ((96, (1,), False), (288, (33, 7), False), (64, (130,), True)):
+        k = whole_k(k, kind)
+        arrays, dense = {}, []
+        for i, n in enumerate(sizes):
+            raw, weights = make_weight(rng, kind, n, k)
+            arrays[f"w{i}"] = raw
+            arrays[f"b{i}"] = rng.standard_normal(n).astype(np.float32)
+            dense.append((weights, arrays[f"b{i}"] if bias else 0))
+        if kind in ("f16", "bf16", "f32"):  # dense weights are read in f32
+            arrays |= {f"w{i}": weights.astype(np.float32) for i, (weights, _) in enumerate(dense)}
+        part = session_of(linear_graph(kind, k, *sizes, bias=bias), arrays, precision)
+        for rows in (1, 2, 17, 64):
+            x = rng.standard_normal((rows, k)).astype(np.float32)
+            x[:, 3] *= 50  # a large value takes the precision of its block
+            known = {"x": x}
+            part.run(known, NO_STEP)
+            for i, (weights, b) in enumerate(dense):
+                expected = x.astype(np.float64) @ weights.astype(np.float64).T + b
+                label = f"{kind} {precision} {rows} × {k} × {sizes[i]}"
+                if precision == "exact":
+                    assert_close(known[f"y{i}"], expected, "linear", label)
+                    continue
+                # Two roundings to 8 bits leave a 127th of a half of a 127th of a half of the largest value.
+                rest = np.abs(x).max(1, keepdims=True) / (4 * 127**2) * np.abs(weights).sum(1)
+                assert (np.abs(known[f"y{i}"] - expected) <= rest + 1e-4).all(), label
+
+
+@pytest.mark.parametrize(("level", "bits", "group"), [(1, 4, 32), (1, 4, 16), (4, 4, 32), (4, 8, 32), (4, 8, 16)])
+def test_a_session_reads_no_array_that_it_was_given(level: int, bits: int, group: int) -> None:
+    """It packs or copies them: they are let go of once it is made."""
+    rng, k = np.random.default_rng(0), 64
+    weights: dict[str, Any] = {"numbers": rng.integers(0, 256, (k, k // group, group * bits // 8), dtype=np.uint8)}
+    shapes = {"scales": (k, k // group), "offsets": (k, k // group), "dense": (k, k), "norm": (k,), "bias": (k,)}
+    weights |= {name: rng.random(shape, dtype=np.float32) for name, shape in shapes.items()}
+    how = {"K": k, "N": k, "bits": bits, "block_size": group, "accuracy_level": level}
+    inputs = ["x", "numbers", "scales", "", "", "bias"]
+    nodes = [
+        onnx_model.node("MatMulNBits", inputs, ["product"], onnx_model.MICROSOFT, **how),
+        onnx_model.node("SimplifiedLayerNormalization", ["product", "norm"], ["normed"], axis=-1, epsilon=1e-5),
+        onnx_model.node("Gemm", ["normed", "dense"], ["more"], transB=1),
+        onnx_model.node("Gemm", ["sums", "offsets", "more"], ["out"], transB=1),
+    ]
+    shapes_in: dict[str, tuple[Any, ...]] = {"x": ("rows", k), "sums": ("rows", k // group)}
+    session = Session(nodes, {}, weights, shapes_in, {"out": ("rows", k)})
+    given = [{n: rng.random((rows, w[1]), dtype=np.float32) for n, w in shapes_in.items()} for rows in (1, 3, 40)]
+    before = [session.run(each)[0] for each in given]
+    for array in weights.values():
+        array[...] = 0
+    for each, expected in zip(given, before, strict=True):
+        assert expected.std() > 0
+        np.testing.assert_array_equal(session.run(each)[0], expected)
+
+
+# Ops -----------------------------------------------------------------------------------------------------
+
+K, HEADS, WIDTH = 48, 4, 12
+OPS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("rms_norm", {"width": K, "eps": 1e-5}, {}),
+    ("rms_norm", {"heads": HEADS, "width": WIDTH, "eps": 1e-5}, {}),
+    ("layer_norm", {"width": K, "eps": 1e-5, "bias": True}, {"weight": (K,), "bias": (K,)}),
+    ("layer_norm", {"width": K, "eps": 1e-5, "bias": False}, {"weight": (K,)}),
+    ("mul", {"count": K, "period": WIDTH}, {"b": (WIDTH,)}),
+    ("mul", {"count": K}, {"b": (K,)}),
+    ("add", {"count": K}, {"b": None}),
+    ("silu_mul", {"count": K}, {"b": None}),
+    ("gelu_mul", {"count": K}, {"b": None}),
+    ("swiglu_clamped", {"count": K}, {"b": None}),
+    ("gelu", {"count": K}, {}),
+    ("gelu_erf", {"count": K}, {}),
+    ("relu_squared", {"count": K}, {}),
+    ("scale", {"count": K, "factor": 0.37}, {}),
+    ("softcap", {"count": K, "cap": 5.0}, {}),
+    ("slice", {"width": K, "first": 3, "count": 5, "step": 7}, {}),
+    ("add_gated", {"width": K, "K": K}, {"b": None, "x": None, "gate": (K,)}),
+    ("rope", {"H": HEADS, "D": WIDTH, "rotary": WIDTH}, {}),
+    ("rope", {"H": HEADS, "D": WIDTH, "rotary": 8, "interleaved": True}, {}),
+)
+
+
+def op_graph(op: str, dims: Mapping[str, Any], operands: Mapping[str, Any], rows: int) -> Graph:
+    """A product, so that a session is worth it, and the op of what it gives."""
+    b = Builder()
+    b.tensor("x", rows, K, role="input")
+    b.tensor("w", K, K, role="weight")
+    b.add("linear", {"tokens": rows, "K": K, "N": K}, {"x": "x", "weight": "w"}, "", out=b.tensor("y", rows, K))
+    first = "a" if "b" in operands else "x"
+    inputs: dict[str, str] = {first: "y"}
+    for name, shape in operands.items():
+        inputs[name] = "x" if shape is None else b.tensor(name, *shape, role="weight")
+    if op == "rope":
+        inputs |= {"batch": b.tensor("batch", 1 + rows, 4, role="input", format="u32")}
+        inputs |= {"table": b.tensor("table", 1, dims["rotary"] // 2, 2, role="table")}
+    sizes = dict(dims)
+    if "count" in sizes and op != "slice":
+        sizes = {"period": sizes["count"], **sizes} if "b" in operands else sizes
+        if sizes.get("period") == K and operands.get("b", K) is None:
+            sizes["period"] = rows * K
+        sizes["count"] = rows * K
+    out = b.tensor("out", rows, sizes["count"] if op == "slice" else K)
+    b.add(op, {"tokens": rows, **sizes}, inputs, "", out=out)
+    return b.graph("out")
+
+
+@pytest.mark.parametrize(("op", "dims", "operands"), OPS, ids=[f"{op}-{i}" for i, (op, *_) in enumerate(OPS)])
+def test_ops(op: str, dims: dict[str, Any], operands: dict[str, Any]) -> None:
+    """What ONNX makes of an op is its formula."""
+    rng = np.random.default_rng(2)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in operands.items() if shape}
+    arrays["w"] = (3 * rng.standard_normal((K, K)) / math.sqrt(K)).astype(np.float32)
+    part = session_of(op_graph(op, dims, operands, 1), arrays)
+    for rows in (1, 3):
+        x = rng.standard_normal((rows, K)).astype(np.float32)
+        positions = rng.integers(0, 50, rows)
+        known: dict[str, Any] = {"x": x}
+        values: dict[str, Any] = {**arrays, "x": x, "batch": make_batch(positions, 0)}
+        if op == "rope":
+            values["table"] = reference.rope_table(np.arange(50), dims["rotary"]).astype(np.float32)
+            of_rows = values["table"][positions]
+            known |= {"position_ids": np.arange(rows)[None], "table.cos": of_rows[..., 0], "table.sin": of_rows[..., 1]}
+            known = {name: np.ascontiguousarray(array) for name, array in known.items()}
+        part.run(known, NO_STEP)
+        expected = interpret.run(op_graph(op, dims, operands, rows), values)["out"]
+        assert_close(known["out"], expected.reshape(rows, -1), "attention", f"{op} of {rows} rows")
+
+
+# Attention -----------------------------------------------------------------------------------------------
+
+
+SCORES: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": 20},
+    {"window": 150},
+    {"softcap": 3.0},
+    {"sinks": True},
+    {"window": 9, "sinks": True},
+)
+
+
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+@pytest.mark.parametrize("on", SCORES, ids=str)
+def test_attention(on: dict[str, Any], cache: str) -> None:
+    """Rows of several sequences in one step, over one page and over many, which do and do not follow each other."""
+    rng = np.random.default_rng(3)
+    heads, group, width, pages = 2, 3, 16, 30
+    d = {
+        "Hq": heads * group,
+        "Hkv": heads,
+        "D": width,
+        "scale": None,
+        "window": 0,
+        "softcap": 0.0,
+        "sinks": False,
+        **on,
+    }
+    sinks = rng.standard_normal(heads * group).astype(np.float32)
+    counts, before = [1, 1, 1, 2, 17, 40], [5, 200, 900, 127, 0, 300]
+    taken = iter([3, 7, 8, *range(10, 18), 20, 2, 1, 25, 26, 27])
+    table, rows = np.zeros(64, np.uint32), []
+    for sequence, (count, first) in enumerate(zip(counts, before, strict=True)):
+        for page in range(-(-(first + count) // PAGE)):
+            table[10 * sequence + page] = next(taken)
+        for position in range(first, first + count):
+            slot = int(table[10 * sequence + position // PAGE]) * PAGE + position % PAGE
+            rows.append((position, slot, 10 * sequence))
+    batch = make_batch(*(np.array(column) for column in zip(*rows, strict=True)))
+    dtype = np.float16 if cache == "f16" else np.float32
+    k_cache, v_cache = (rng.standard_normal((pages * PAGE, heads, width)).astype(dtype) for _ in "kv")
+    keys = np.ascontiguousarray(k_cache.reshape(pages, PAGE, heads, width).transpose(0, 2, 3, 1))
+    values = np.ascontiguousarray(v_cache.reshape(pages, PAGE, heads, width).transpose(0, 2, 1, 3))
+    assert keys.shape == pool_shape("k_cache", pages, heads, width)
+    assert values.shape == pool_shape("v_cache", pages, heads, width)
+    q, k, v = (rng.standard_normal((len(rows), n, width)).astype(np.float32) for n in (heads * group, heads, heads))
+    reference.kv_write(k, v, k_cache, v_cache, batch)
+    step = BatchAttention(batch, table)
+    step.write(k, v, keys, values)
+    own = sinks if d["sinks"] else None
+    found = step.attend(AttentionNode.of(d), q.reshape(len(rows), -1), keys, values, own)
+    how = reference.Scores(d["scale"], d["window"], d["softcap"], own)
+    expected = reference.attention(q, k_cache, v_cache, batch, table, how)
+    assert_close(found, expected.reshape(len(rows), -1), "attention", f"{on} {cache}")
+
+
+def test_what_was_in_a_page_does_not_matter() -> None:
+    """NaN times 0 is NaN: a page that begins is wiped."""
+    heads, width = 1, 4
+    keys, values = (np.full(pool_shape(f"{name}_cache", 6, heads, width), np.nan, np.float32) for name in "kv")
+    table, one = np.arange(6, dtype=np.uint32), np.ones((1, heads, width), np.float32)
+    node = AttentionNode(heads, 1, width, 0.5, 0, 0.0)
+    for position in range(5 * PAGE + 1):
+        step = BatchAttention(make_batch([position], [position]), table)
+        step.write(one, one, keys, values)
+        if position % PAGE in (0, 1):
+            assert_close(step.attend(node, one.reshape(1, -1), keys, values, None), one[0], "pointwise", f"{position}")
+
+
+# Models --------------------------------------------------------------------------------------------------
+
+
+def compare_with_numpy(path: Path) -> None:
+    """A prompt, and rows one by one, in both precisions."""
+    ids = [int(i) for i in np.random.default_rng(5).integers(0, 250, 21)]
+    with load_with(path, device="numpy") as model:
+        expected = model.logits(ids)
+    for precision in ("exact", "fast"):
+        with load_with(path, device="cpu", precision=precision) as model:
+            assert isinstance(model.runner, PackedRunner)
+            assert model.runner.bytes.packed > 0
+            sequence = Sequence(model.runner)
+            found = [sequence.logits(ids[:18]), *(sequence.logits([each]) for each in ids[18:])]
+        assert_close(np.stack(found), expected[17:], "model", f"{path.name} {precision}")
+
+
+@pytest.mark.parametrize("kind", ["q4_1", pytest.param("q8_0", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gpt-oss-mxfp4"])  # that one is quantised
+def test_quantised_checkpoints(name: str, kind: str, oracles: dict[str, Oracle], tmp_path: Path) -> None:
+    compare_with_numpy(quantised(oracles[name].gguf, tmp_path / "packed.gguf", kind))
+
+
+@pytest.mark.parametrize("name", names())
+def test_quantised_checkpoints_without_an_oracle(name: str, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "tiny.gguf", recorded(name))
+    compare_with_numpy(quantised(path, tmp_path / "packed.gguf"))
+
+
+# Sizes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "q8_0", "f16"])
+def test_predicted_bytes_are_those_of_the_arrays(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `exact` onnxruntime keeps what it is given. Embeddings stay in the file."""
+    given = []
+
+    class Recorded(Session):
+        def __init__(self, nodes: Any, constants: Any, weights: Any, *shapes: Any) -> None:
+            given.append(sum(array.nbytes for array in weights.values()))
+            super().__init__(nodes, constants, weights, *shapes)
+
+    monkeypatch.setattr(runner, "Session", Recorded)
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind)
+    made = runner_of(path, "cpu", precision="exact")
+    assert isinstance(made, PackedRunner)
+    assert made.report()["weight_bytes"] == sum(given)
+    assert made.report()["dense_bytes"] == (made.bytes.dense if kind == "f16" else 0)
+    made.close()
+
+
+def test_a_mixture_says_what_is_dense(oracles: dict[str, Oracle], tmp_path: Path) -> None:
+    path = quantised(oracles["mixtral"].gguf, tmp_path / "packed.gguf")
+    with load_with(path, device="cpu") as model:
+        experts = 4 * sum(math.prod(s) for name, s in model.runner.config.shapes.items() if "_exps.weight" in name)
+        routers = 4 * sum(math.prod(s) for name, s in model.runner.config.shapes.items() if "_inp.weight" in name)
+        assert model.report.dense_bytes == experts + routers
+        assert "dense, in f32)" in model.report.lines()[2]
+
+
+# With and without ----------------------------------------------------------------------------------------
+
+
+def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(cpu, "is_available", lambda: False)
+    with caplog.at_level(logging.WARNING, "shaderlm"), load_with(path, device="cpu") as model:
+        assert (model.report.device, model.report.precision) == ("cpu (NumPy)", "exact")
+    assert [record.getMessage().endswith("'shaderlm[cpu]'") for record in caplog.records] == [True]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "shaderlm"), load_with(path, device="numpy") as model:
+        assert model.report.device == "cpu (NumPy)"
+    assert caplog.records == []
+
+
+@pytest.mark.full
+def test_another_user_of_onnxruntime_was_first(tmp_path: Path) -> None:
+    """Then sessions cannot share threads, and each has its own."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0")
+    program = """if True:
+        import sys, onnxruntime
+        from shaderlm.runtime.packed_cpu import onnx_model
+        node = onnx_model.node("Identity", ["x"], ["y"])
+        empty = onnx_model.model([node], [], [onnx_model.value("x", [1])], [onnx_model.value("y", [1])])
+        onnxruntime.InferenceSession(empty, providers=["CPUExecutionProvider"])
+        from shaderlm import load
+        with load(sys.argv[1], device="cpu") as model:
+            print(model.report.device, model.logits([1, 2, 3]).shape[0])
+    """
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "cpu (onnxruntime) 3", done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_after_a_fork(tmp_path: Path) -> None:
+    """The threads of onnxruntime are not forked: models say so, those of before and new ones."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0")
+    program = """if True:
+        import os, sys, warnings
+        import shaderlm
+        from shaderlm.errors import DeviceError
+        warnings.simplefilter("ignore")
+        model = shaderlm.load(sys.argv[1], device="cpu")
+        child = os.fork()
+        if child == 0:
+            try:
+                generate, logits = lambda: model.generate([1], max_tokens=2), lambda: model.logits([1])
+                for use in (generate, logits, lambda: shaderlm.load(sys.argv[1], device="cpu")):
+                    try:
+                        use()
+                    except DeviceError as problem:
+                        print(problem, flush=True)
+                with shaderlm.load(sys.argv[1], device="numpy") as again:
+                    print(again.logits([1]).shape[0], flush=True)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    """
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    *problems, rows = done.stdout.splitlines()
+    assert ["spawn" in problem for problem in problems] == [True, True, True], done
+    assert rows == "1"
+
+
+def test_rows_that_share_a_step_with_nothing_to_give(tmp_path: Path) -> None:
+    """A step whose rows give nothing runs no head, and the next one finds its keys."""
+    made, oracle = (runner_of(write_tiny_llama(tmp_path / "t.gguf", kind="q8_0"), where) for where in ("cpu", None))
+    found = []
+    for each in (made, oracle):
+        sequence = each.add()
+        each.step([SequenceChunk(sequence, [1, 2, 3], "nothing")])
+        found.append(each.step([SequenceChunk(sequence, [4], "hidden")]).hidden)
+        each.close()
+    assert_close(found[0], found[1], "model", "hidden")
