@@ -18,6 +18,7 @@ import pytest
 import shaderlm as package
 from shaderlm.cli import batch
 from shaderlm.cli.batch_files import ResultFile, request_file
+from shaderlm.cli.loading import load_model
 from shaderlm.engine import LanguageModel
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.install import install_command
@@ -116,7 +117,7 @@ def test_many_run_at_once_and_each_is_as_if_it_were_alone(
 
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[LanguageModel]:
     """The models that the command loads."""
-    load_model, loaded = batch.load_model, list[LanguageModel]()
+    loaded: list[LanguageModel] = []
 
     def kept(*given: Any) -> LanguageModel:
         loaded.append(load_model(*given))
