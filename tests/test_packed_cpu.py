@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -380,13 +381,21 @@ def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert caplog.records == []
 
 
+def run_program(program: str, path: Path, few_cores: int) -> list[str]:
+    """The lines that a program prints; with so many cores and more, sessions share a pool of threads."""
+    begin = f"from shaderlm.runtime.packed_cpu import onnx_model, sessions; sessions.FEW_CORES = {few_cores}\n"
+    command = [sys.executable, "-c", begin + textwrap.dedent(program), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.full
-def test_another_user_of_onnxruntime_was_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("few_cores", [0, 1024])
+def test_another_user_of_onnxruntime_was_first(few_cores: int, tmp_path: Path) -> None:
     """Then sessions cannot share threads, and each has its own."""
-    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0")
-    program = """if True:
+    program = """
         import sys, onnxruntime
-        from shaderlm.runtime.packed_cpu import onnx_model
         node = onnx_model.node("Identity", ["x"], ["y"])
         empty = onnx_model.model([node], [], [onnx_model.value("x", [1])], [onnx_model.value("y", [1])])
         onnxruntime.InferenceSession(empty, providers=["CPUExecutionProvider"])
@@ -394,40 +403,38 @@ def test_another_user_of_onnxruntime_was_first(tmp_path: Path) -> None:
         with load(sys.argv[1], device="cpu") as model:
             print(model.report.device, model.logits([1, 2, 3]).shape[0])
     """
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "cpu (onnxruntime) 3", done.stderr
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0")
+    assert run_program(program, path, few_cores) == ["cpu (onnxruntime) 3"]
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
-def test_after_a_fork(tmp_path: Path) -> None:
-    """The threads of onnxruntime are not forked: models say so, those of before and new ones."""
-    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0")
-    program = """if True:
+@pytest.mark.parametrize("few_cores", [0, 1024])
+def test_after_a_fork(few_cores: int, tmp_path: Path) -> None:
+    """Threads are not forked: a model of before says so. A new one computes, unless all sessions share threads."""
+    program = """
         import os, sys, warnings
         import shaderlm
         from shaderlm.errors import DeviceError
         warnings.simplefilter("ignore")
+        ids = list(range(40))
         model = shaderlm.load(sys.argv[1], device="cpu")
+        model.logits(ids)
         child = os.fork()
         if child == 0:
             try:
-                generate, logits = lambda: model.generate([1], max_tokens=2), lambda: model.logits([1])
-                for use in (generate, logits, lambda: shaderlm.load(sys.argv[1], device="cpu")):
+                again = lambda: print(shaderlm.load(sys.argv[1], device="cpu").logits(ids).shape[0], flush=True)
+                for use in (lambda: model.generate([1], max_tokens=2), lambda: model.logits([1]), again):
                     try:
                         use()
                     except DeviceError as problem:
-                        print(problem, flush=True)
-                with shaderlm.load(sys.argv[1], device="numpy") as again:
-                    print(again.logits([1]).shape[0], flush=True)
+                        print("spawn" in str(problem), flush=True)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
     """
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
-    *problems, rows = done.stdout.splitlines()
-    assert ["spawn" in problem for problem in problems] == [True, True, True], done
-    assert rows == "1"
+    lines = run_program(program, write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0"), few_cores)
+    assert lines == ["True", "True", "40" if few_cores else "True"]
 
 
 def test_rows_that_share_a_step_with_nothing_to_give(tmp_path: Path) -> None:

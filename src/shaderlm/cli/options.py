@@ -128,7 +128,9 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def load_options(command: Command) -> Command:
     """--device and others: how a model is loaded, each as an argument of its own."""
-    where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
+    where = (
+        "auto (a GPU, or the CPU if there is none), cpu, numpy, or an adapter: its number, kind, or part of its name."
+    )
     options = [
         click.option("--device", default="auto", show_default=True, help=where),
         backend_option,

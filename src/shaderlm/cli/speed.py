@@ -76,7 +76,7 @@ def _percent(ctx: click.Context, param: click.Parameter, percent: float | None) 
 def speed_options(command: Command) -> Command:
     """As llama-bench has them, where it has them."""
     named = "Model, as in `generate`, or synthetic:SHAPE:FORMAT: random weights of that shape. May be repeated."
-    where = "auto, cpu or an adapter. May be repeated."
+    where = "auto, cpu, numpy or an adapter. May be repeated."
     listed = click.Choice(FORMATS)
     file = click.Path(path_type=Path)
     text = "Time tokenising, sampling (temperature 0.8, top-p 0.95) and detokenising too: what a user waits for."

@@ -141,8 +141,8 @@ def choose(spec: str | int | None, backend: Backend = "auto") -> Adapter:
         raise DeviceError(_NO_ADAPTER)
     listing = "; ".join(f"{i}: {a.caps.name} ({a.caps.kind}, {a.caps.backend})" for i, a in enumerate(listed))
     raise DeviceError(
-        f"no adapter matches {spec!r}. Give auto, cpu, a kind (discrete, integrated, software), a number or part of a "
-        f"name. Found: {listing}"
+        f"no adapter matches {spec!r}. Give auto, cpu, numpy, a kind (discrete, integrated, software), a number or "
+        f"part of a name. Found: {listing}"
     )
 
 
