@@ -24,9 +24,9 @@ from .prompts import read_text
 from .streaming import tell
 
 if TYPE_CHECKING:
-    from ..engine import LanguageModel
     from ..gpu import Backend
     from ..server.limits import Limits
+    from ..server.loading import ServeOptions
     from ..server.served import ServedModel
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -165,6 +165,7 @@ def serve(
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
     from ..server.limits import limits_of
+    from ..server.loading import serve_model
     from ..server.request_log import RequestLog
     from ..server.running import allow_connections, make_server
     from ..server.service import Service
@@ -211,7 +212,7 @@ def serve(
             quantize=quantize,
             deterministic=options["deterministic"],
         )
-        return _served(loaded, model or DEFAULT_MODEL, template, limits, options)
+        return serve_model(loaded, model or DEFAULT_MODEL, _serve_options(template, limits, options), status)
 
     address = ""
 
@@ -351,45 +352,16 @@ def _check_model(
     check_device(device, backend)
 
 
-def _served(
-    model: LanguageModel, source: str, template: str | None, limits: Limits, options: dict[str, Any]
-) -> ServedModel:
-    """The model with the server's options. One that does not take them is closed again."""
-    from ..engine import EngineOptions
-    from ..server.served import ServedModel
-    from ..text import RenderLimits
+def _serve_options(template: str | None, limits: Limits, options: dict[str, Any]) -> ServeOptions:
+    from ..server.loading import ServeOptions
 
-    try:
-        model.limit(RenderLimits(limits.template_seconds, limits.template_bytes), limits.grammar_seconds)
-        if template is not None:
-            model.use_chat_template(template)
-        memory = options["kv_memory"]
-        tokens = None if memory is None else model.engine.tokens_for(memory)
-        if tokens == 0:
-            raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
-        shared = options["share_prefixes"]
-        model.engine.configure(EngineOptions(options["parallel"], options["queue"], tokens, share_prefixes=shared))
-        if model.has_chat_template:  # what the first request would wait for: the template is compiled
-            with suppress(InputError, ModelError):
-                model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
-        if options["warmup"]:
-            with status("compiling kernels"):
-                model.runner.warm_up()
-            with suppress(InputError):  # without llguidance, requests that need it are told so
-                model.prepare_grammars()
-    except BaseException:
-        model.close()
-        raise
-    n_predict = options["n_predict"]
-    return ServedModel(
-        model,
+    same = ("n_predict", "seed", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup")
+    return ServeOptions(
         names=options["aliases"],
-        n_predict=None if n_predict is None or n_predict < 0 else n_predict,
-        seed=options["seed"],
         reasoning=options["reasoning_format"],
-        embedding=options["embedding"],
         limits=limits,
-        source=source,
+        chat_template=template,
+        **{name: options[name] for name in same},
     )
 
 

@@ -1,0 +1,80 @@
+"""The policy as a request router of Ray Serve. `ray.serve.request_router` is alpha: all that we use of it is here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .routing import Keys, Policy
+from .versions import check_ray
+
+check_ray()
+# The router of each deployment in this process: the ingress asks them what they see.
+routers: dict[str, PrefixRouter] = {}
+
+
+class PrefixRouter(RequestRouter):
+    """Chooses a replica by `routing.Policy`. The first argument of a request has its keys, as `Keys`."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Called once by Ray."""
+        self.policy = Policy(**kwargs)
+        self._running: Counter[str] = Counter()  # requests that this router sent and that are not over
+        self._sent: dict[str, str] = {}  # a request, by its id → why it goes where it goes
+        routers[self._deployment_id.name] = self
+
+    @property
+    def replica_names(self) -> list[str]:
+        """The replicas that requests may go to."""
+        return [each.unique_id for each in self.curr_replicas]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray's news of replicas."""
+        super().update_replicas(replicas)
+        self.policy.update(self.replica_names)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """One was seen to be gone before Ray's news of it."""
+        super().on_replica_actor_died(replica_id)
+        self.policy.update(self.replica_names)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of replicas, tried in their order; then all others, so that a full one keeps nobody waiting."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
+        names, reason = self.policy.choose(_keys(pending_request), self._loads(by_name))
+        self._sent[pending_request.metadata.internal_request_id] = reason
+        ranks = [[by_name[name]] for name in names if name in by_name]
+        others = [each for name, each in by_name.items() if name not in names]
+        return [*ranks, others] if others else ranks
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """A request went to a replica."""
+        reason = self._sent.pop(pending_request.metadata.internal_request_id, "new")
+        self._running[replica_id.unique_id] += 1
+        self.policy.sent(_keys(pending_request), replica_id.unique_id, reason)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request is over, however it ended."""
+        name = replica_id.unique_id
+        self._sent.pop(internal_request_id, None)
+        self._running[name] -= 1
+        if self._running[name] <= 0:
+            del self._running[name]
+
+    def _loads(self, names: dict[str, RunningReplica]) -> dict[str, int]:
+        """Requests of each: what this router sent, or more, if a replica said that others sent some, too."""
+        cache = self.replica_queue_len_cache
+        return {name: max(self._running[name], cache.get(each.replica_id) or 0) for name, each in names.items()}
+
+
+def _keys(request: PendingRequest) -> Keys:
+    first = request.args[0] if request.args else None
+    keys = getattr(first, "keys", None)
+    return keys if isinstance(keys, Keys) else Keys()
