@@ -69,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
     parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
+    parser.addoption("--ray", action="store_true", help="only the tests that need Ray")
     parser.addoption("--browser", action="store_true", help="also open pages and run kernels in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
@@ -105,6 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     implementation = config.getoption("--backend")
+    if (item.get_closest_marker("ray") is not None) != config.getoption("--ray"):
+        return False
     if item.get_closest_marker("browser"):
         left_out = not config.getoption("--browser")
     else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,14 +21,10 @@ from .options import ModelOptions, model_options
 from .streaming import tell
 
 if TYPE_CHECKING:
-    from ..engine import Engine, Handle
-    from ..server.routes import Prepared
+    from ..server.batch import BatchResult
     from ..server.served import ServedModel
 
-# How often handles are looked at. Nobody waits for their tokens, so no thread is woken for each of them.
-POLL_SECONDS = 0.01
 SYNC_SECONDS = 1.0
-AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that ends is replaced in the same step
 
 
 @click.command()
@@ -137,45 +130,38 @@ def _check_models(requests: RequestFile, results: Results, served: ServedModel) 
 # Running -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _BatchJob:
-    """A request that runs: one handle, or several for several choices or inputs."""
-
-    line: Line
-    prepared: Prepared
-    handles: Sequence[Handle]
-
-    @property
-    def finished(self) -> bool:
-        return all(handle.finish_reason is not None for handle in self.handles)
-
-
 def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: ServedModel) -> None:
-    """Each request to its result. Ctrl-C ends the program; what is finished is written."""
-    engine, began = served.model.engine, time.monotonic()
-    ahead = AHEAD * (engine.options.parallel or served.model.runner.max_outputs)
-    waiting, running = deque(todo), list[_BatchJob]()
-    total, synced = len(requests.lines), began
+    """Each request to its result, on this machine."""
+    from ..server.batch import POLL_SECONDS, BatchEngine
+
+    engine = served.model.engine
+    came = BatchEngine(served).run_or_wait((line.custom_id, requests.read(line)) for line in todo)
+    _write_all(came, requests, todo, results, lambda: engine.stats().generation_tokens, POLL_SECONDS)
+
+
+def _write_all(
+    came: Iterable[tuple[str, BatchResult] | None],
+    requests: RequestFile,
+    todo: Sequence[Line],
+    results: Results,
+    tokens: Callable[[], int],
+    poll_seconds: float,
+) -> None:
+    """Write results as they come; None: wait a little. Ctrl-C ends the program; what is finished is written."""
+    began = synced = time.monotonic()
+    total = len(requests.lines)
     try:
-        with _progress(total, total - len(todo), engine) as progress, _interrupt() as interrupt:
-            while waiting or running:
+        with _progress(total, total - len(todo), tokens) as progress, _interrupt() as interrupt:
+            for result in came:
                 interrupt()
-                while waiting and sum(len(job.handles) for job in running) < ahead:
-                    line = waiting.popleft()
-                    job = _started(served, line, requests.read(line), results)
-                    running += [] if job is None else [job]
-                finished = [job for job in running if job.finished]
-                running = [job for job in running if not job.finished]
-                for job in finished:
-                    _finish(job, served, results)
+                if result is None:
+                    time.sleep(poll_seconds)
+                elif result[0] not in results.ids:  # a request may run twice where an actor was lost
+                    results.add(result[0], result[1].line, failed=result[1].failed)
                 progress(len(results.ids))
-                if engine.lost is not None:
-                    raise engine.lost
                 if time.monotonic() - synced > SYNC_SECONDS:
                     results.sync()
                     synced = time.monotonic()
-                if not finished:
-                    time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         tell(f"interrupted: {len(results.ids):,} of {total:,} results are written{results.hint}")
         sys.exit(130)
@@ -183,8 +169,8 @@ def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: 
         done = f"{len(results.ids):,} of {total:,} results are written{results.hint}"
         raise DeviceError(f"{problem}. {done}") from problem
     results.sync()
-    seconds, tokens = time.monotonic() - began, engine.stats().generation_tokens
-    tell(f"{len(todo):,} requests in {seconds:.1f} s: {tokens:,} tokens, {tokens / seconds:.1f} tok/s")
+    seconds, count = time.monotonic() - began, tokens()
+    tell(f"{len(todo):,} requests in {seconds:.1f} s: {count:,} tokens, {count / seconds:.1f} tok/s")
 
 
 @contextmanager
@@ -212,66 +198,8 @@ def _interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _started(served: ServedModel, line: Line, call: dict[str, Any], results: Results) -> _BatchJob | None:
-    """The request on its way; None where it is an error, which is written."""
-    from ..server.errors import ApiError
-    from ..server.prepare import prepare
-
-    handles: list[Handle] = []
-    try:
-        method, url, body = (call.get(name) for name in ("method", "url", "body"))
-        if method != "POST":
-            raise ApiError(405, f"method must be POST, got {method!r}", param="method")
-        if not isinstance(url, str) or not isinstance(body, dict):
-            raise ApiError(400, f"url must be a text and body an object, got {url!r} and {type(body).__name__}")
-        prepared = prepare(served, url, json.dumps(body).encode())
-        if prepared.stream:
-            raise ApiError(400, "stream: a batch has whole answers; leave it out", param="stream")
-        for request in prepared.requests:
-            handles.append(served.model.engine.submit(request))
-        return _BatchJob(line, prepared, handles)
-    except Exception as problem:
-        for handle in handles:
-            handle.cancel()
-        if served.model.engine.lost is None:
-            _write_error(line, problem, results)
-        return None
-
-
-def _write_error(line: Line, problem: Exception, results: Results) -> None:
-    """There is no log: an unexpected problem is named."""
-    from ..server.errors import ApiError, api_error
-
-    error = api_error(problem)
-    if error.status == 500:
-        error = ApiError(500, f"{type(problem).__name__}: {problem}")
-    _write(line, error.status, error.body(), {"code": error.type, "message": str(error)}, results)
-
-
-def _finish(job: _BatchJob, served: ServedModel, results: Results) -> None:
-    """Write the result of a request that is finished. A lost device is no result: the request runs again later."""
-    try:
-        for handle in job.handles:
-            handle.result()
-        body = job.prepared.response(job.handles)
-    except Exception as problem:
-        if served.model.engine.lost is None:
-            _write_error(job.line, problem, results)
-    else:
-        _write(job.line, 200, body, None, results)
-
-
-def _write(line: Line, status: int, body: Any, error: dict[str, str] | None, results: Results) -> None:
-    import msgspec
-
-    request = line.id.removeprefix("batch_")
-    response = {"status_code": status, "request_id": request, "body": body}
-    result = {"id": line.id, "custom_id": line.custom_id, "response": response, "error": error}
-    results.add(line.custom_id, msgspec.json.encode(result), failed=error is not None)
-
-
 @contextmanager
-def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, done: int, tokens: Callable[[], int]) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal's standard error, gone afterwards; the function is told how many results there are."""
     if not sys.stderr.isatty():
         yield lambda done: None
@@ -283,7 +211,7 @@ def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int],
     task = bars.add_task("", total=total, completed=done)
 
     def update(done: int) -> None:
-        speed = engine.stats().generation_tokens / max(1e-9, time.monotonic() - began)
+        speed = tokens() / max(1e-9, time.monotonic() - began)
         bars.update(task, completed=done, description=f"{speed:,.0f} tok/s")
 
     with bars:

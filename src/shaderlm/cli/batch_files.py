@@ -7,7 +7,6 @@ by `custom_id`, and by an id that is made from the request: a request that was c
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -19,10 +18,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import InputError, ShaderlmError
 from ..files import atomic_write
+from ..server.batch_ids import PREFIX, request_id
 
 SHOWN = 3  # problems of a file that are told
-_ID = "batch_req_"
-_BEGINNING = f'{{"id":"{_ID}'.encode()  # of each result
+_BEGINNING = f'{{"id":"{PREFIX}'.encode()  # of each result
 
 
 class Line(NamedTuple):
@@ -100,13 +99,7 @@ class RequestFile:
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):
             self.models.setdefault(model, number)
-        return Line(number, offset, custom_id, _id(request))
-
-
-def _id(request: dict[str, object]) -> str:
-    """The same for the same request, in whatever order its fields are."""
-    fields = [request.get(name) for name in ("custom_id", "method", "url", "body")]
-    return _ID + hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]
+        return Line(number, offset, custom_id, request_id(request))
 
 
 class Results:

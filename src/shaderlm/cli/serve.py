@@ -141,6 +141,13 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 )
 @click.option("--log-file", type=click.Path(dir_okay=False), help="Log requests to this file, instead of stderr.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of a line.")
+@click.option(
+    "--replicas", type=click.IntRange(1), metavar="N", help="Serve by so many replicas. Needs the extra `ray`."
+)
+@click.option(
+    "--max-replicas", type=click.IntRange(1), metavar="N", help="Start more of them under load, up to so many."
+)
+@click.option("--ray-address", metavar="ADDR", help="Run the replicas on this Ray cluster, such as auto or HOST:6379.")
 @click.option("-v", "--verbose", is_flag=True, help="Log every request, also /health, /metrics, /slots and the page.")
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
@@ -189,6 +196,15 @@ def serve(
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
         if quantize:
             raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
+    if any(options[name] is not None for name in ("replicas", "max_replicas", "ray_address")):
+        from .serve_replicas import serve_replicas
+
+        how = {"backend": backend, "precision": precision, "no_tune": no_tune, "ignore_keys": ignore_keys}
+        sys.exit(
+            serve_replicas(
+                model, device, keys, template, {**options, **how, "quantize": quantize, "ctx_size": ctx_size}
+            )
+        )
     origins = Origins(options["cors_origins"] or ("localhost",))
     limits = limits_of(options["limits"])
     _log_to_stderr()

@@ -21,7 +21,7 @@ def device_of(gpu_ids: Sequence[str], adapters: Sequence[DeviceCaps]) -> str:
     if len(gpu_ids) != 1:
         raise DeviceError(f"an engine has one device, and Ray gave the GPUs {', '.join(gpu_ids) or 'none'}")
     hardware = [caps for caps in adapters if not caps.software]
-    gpus = _gpus(hardware)
+    gpus = gpus_of(adapters)
     listing = "; ".join(f"{i}: {caps.name} ({caps.kind}, {caps.backend})" for i, caps in enumerate(gpus)) or "none"
     if not gpu_ids[0].isdecimal():
         raise DeviceError(f"Ray's GPU id must be a number, got {gpu_ids[0]!r}; start Ray with --num-gpus {len(gpus)}")
@@ -34,7 +34,8 @@ def device_of(gpu_ids: Sequence[str], adapters: Sequence[DeviceCaps]) -> str:
     return str(hardware.index(gpus[number]))
 
 
-def _gpus(hardware: Sequence[DeviceCaps]) -> list[DeviceCaps]:
+def gpus_of(adapters: Sequence[DeviceCaps]) -> list[DeviceCaps]:
     """Each GPU once: those of the first backend. The processor's own GPU counts where there is no other."""
+    hardware = [caps for caps in adapters if not caps.software]
     best = [caps for caps in hardware if caps.backend == hardware[0].backend]
     return [caps for caps in best if caps.kind == "discrete"] or best

@@ -18,14 +18,14 @@ _METRICS_SECONDS = 1.0
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
-    """For `serve run shaderlm.ray:build_app KEY=VALUE …` and for `serve deploy`; the keys are those of docs/scaling.md."""
+    """For `serve run shaderlm.ray:build_app KEY=VALUE …` and `serve deploy`; docs/scaling.md lists the keys."""
     return application(cluster_config(args))
 
 
-def application(config: ClusterConfig) -> serve.Application:
-    """The same from a configuration."""
+def application(config: ClusterConfig, engine: type[EngineReplica] = EngineReplica) -> serve.Application:
+    """The same from a configuration. `engine`: what runs in each replica."""
     plain = msgspec.to_builtins(config)
-    engines = {name: _engine(name, model).bind(name, plain) for name, model in config.models.items()}
+    engines = {name: _deployed(engine, name, model).bind(name, plain) for name, model in config.models.items()}
     front = serve.deployment(serve.ingress()(Ingress)).options(
         name=INGRESS,
         num_replicas=config.ingress_replicas,
@@ -36,7 +36,7 @@ def application(config: ClusterConfig) -> serve.Application:
     return front.bind(plain, engines)
 
 
-def _engine(name: str, model: ModelConfig) -> serve.Deployment:
+def _deployed(engine: type[EngineReplica], name: str, model: ModelConfig) -> serve.Deployment:
     autoscaling = None
     if model.max_replicas is not None and model.max_replicas > model.replicas:
         autoscaling = AutoscalingConfig(
@@ -51,7 +51,7 @@ def _engine(name: str, model: ModelConfig) -> serve.Deployment:
     options: dict[str, Any] = {"num_replicas": model.replicas} if autoscaling is None else {}
     if autoscaling is not None:
         options["autoscaling_config"] = autoscaling
-    return serve.deployment(EngineReplica).options(
+    return serve.deployment(engine).options(
         name=deployment_name(name),
         max_ongoing_requests=model.max_ongoing,
         max_queued_requests=model.queue,

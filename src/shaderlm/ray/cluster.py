@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -100,7 +101,7 @@ def ray_at(address: str) -> Iterator[None]:
 def serve_until_signal(
     args: dict[str, Any], http: HttpOptions, ready: Callable[[ClusterConfig], None], drain: float
 ) -> bool:
-    """Deploy on the Ray of this process, and serve until SIGINT or SIGTERM; was it SIGINT? A second one does not wait."""
+    """Deploy on this process's Ray, and serve until SIGINT or SIGTERM: was it SIGINT? A second one does not wait."""
     from ray import serve
 
     from .app import application
@@ -112,6 +113,7 @@ def serve_until_signal(
     with _signals() as signals:
         try:
             serve.start(http_options=options, proxy_location="HeadOnly", logging_config=_QUIET)
+            logging.getLogger("ray.serve").setLevel(logging.WARNING)  # Ray has set it just now
             handle = _run(application(config))
             ready(config)
             signals.wait()

@@ -74,14 +74,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InputError(
                 f"max_replicas of {name} must be at least replicas, got {self.max_replicas} and {self.replicas}"
             )
-        if self.gpus < 0 or (self.gpus > 1 and self.gpus != int(self.gpus)) or self.gpus > 1:
-            raise InputError(
-                f"num_gpus of {name} must be 1, a part of it or 0, got {self.gpus:g}: an engine has one device"
-            )
+        if not 0 <= self.gpus <= 1:
+            expected = "1, a part of it, or 0: an engine has one device"
+            raise InputError(f"num_gpus of {name} must be {expected}; got {self.gpus:g}")
         if self.gpus and self.device != "auto":
             raise InputError(
-                f"{name} has num_gpus {self.gpus:g} and the device {self.device!r}; with GPUs of Ray's the device must be "
-                "auto, and is the GPU that Ray gives. Or give num_gpus 0"
+                f"{name} has num_gpus {self.gpus:g} and the device {self.device!r}; where Ray gives GPUs, the device "
+                "must be auto. Or give num_gpus 0"
             )
 
 

@@ -37,7 +37,7 @@ from .config import ClusterConfig, ModelConfig, deployment_name
 from .loopback import bind_replica
 from .pages import page_hashes, prompt_bytes, session_hash
 from .relay import RelayedRequest, ResponseHead
-from .routing import Keys
+from .routing import Keys, routers
 
 SESSION_HEADER = b"x-session-id"
 _REQUEST_HEADER = b"x-request-id"  # Ray's proxy adds one to requests that have none, and sends it back
@@ -205,8 +205,6 @@ class Front:
 
     async def _replicas(self, name: str) -> int:
         """How many a router sees: no replica is asked."""
-        from .router import routers
-
         deployment = deployment_name(name)
         if deployment not in routers:  # before the first request, which makes the router
             with suppress(TimeoutError, RayError):
@@ -222,15 +220,13 @@ class Front:
         return [each for each in answers if isinstance(each, tuple)]
 
     async def _metrics(self, scope: Scope) -> Response:
-        from .router import routers
-
         texts = list[tuple[str, str]]()
         for name in self._handles:
             for replica, status, body in await self._ask(name, _relayed(scope, b"")):
                 if status == 200:
                     texts.append((replica, body.decode()))
         there = {name: routers[deployment_name(name)] for name in self._handles if deployment_name(name) in routers}
-        counts = {name: router.policy.counts for name, router in there.items()}
+        counts = {name: router.routing.counts for name, router in there.items()}
         sizes = {name: len(router.replica_names) for name, router in there.items()}
         return Response(metrics.merged(texts, counts, sizes), media_type=CONTENT_TYPE)
 

@@ -21,6 +21,7 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     environment[_NO_CLUSTER] = "0"
     environment.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")  # its own access log: ours has the requests
     if not any(name in environment for name in _TOKENS):
+        environment["RAY_AUTH_MODE"] = "token"
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # or else Ray writes one to the home directory
 
 

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 def merged(
     texts: Iterable[tuple[str, str]], counts: Mapping[str, Mapping[str, int]], replicas: Mapping[str, int]
 ) -> bytes:
-    """`texts`: of each replica. `counts`: of each model, why requests went where they did. `replicas`: of each model."""
+    """`texts`: of each replica. Of each model, `counts`: why requests went where they did, and how many `replicas`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector([*_labelled(texts), *_of_routers(counts, replicas)]))
     return generate_latest(registry)

@@ -7,23 +7,22 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from .routing import Keys, Policy
+from . import routing
 from .versions import check_ray
 
 check_ray()
-# The router of each deployment in this process: the ingress asks them what they see.
-routers: dict[str, PrefixRouter] = {}
 
 
 class PrefixRouter(RequestRouter):
-    """Chooses a replica by `routing.Policy`. The first argument of a request has its keys, as `Keys`."""
+    """Chooses a replica by `routing.PrefixRouting`. The first argument of a request has its keys, as `Keys`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called once by Ray."""
-        self.policy = Policy(**kwargs)
+        self.routing = routing.PrefixRouting(**kwargs)
         self._running: Counter[str] = Counter()  # requests that this router sent and that are not over
         self._sent: dict[str, str] = {}  # a request, by its id → why it goes where it goes
-        routers[self._deployment_id.name] = self
+        # Ray copies this module into the process, and what is global here would be a copy, too.
+        routing.routers[self._deployment_id.name] = self
 
     @property
     def replica_names(self) -> list[str]:
@@ -33,12 +32,12 @@ class PrefixRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Ray's news of replicas."""
         super().update_replicas(replicas)
-        self.policy.update(self.replica_names)
+        self.routing.update(self.replica_names)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """One was seen to be gone before Ray's news of it."""
         super().on_replica_actor_died(replica_id)
-        self.policy.update(self.replica_names)
+        self.routing.update(self.replica_names)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -48,7 +47,7 @@ class PrefixRouter(RequestRouter):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
-        names, reason = self.policy.choose(_keys(pending_request), self._loads(by_name))
+        names, reason = self.routing.choose(_keys(pending_request), self._loads(by_name))
         self._sent[pending_request.metadata.internal_request_id] = reason
         ranks = [[by_name[name]] for name in names if name in by_name]
         others = [each for name, each in by_name.items() if name not in names]
@@ -58,7 +57,7 @@ class PrefixRouter(RequestRouter):
         """A request went to a replica."""
         reason = self._sent.pop(pending_request.metadata.internal_request_id, "new")
         self._running[replica_id.unique_id] += 1
-        self.policy.sent(_keys(pending_request), replica_id.unique_id, reason)
+        self.routing.sent(_keys(pending_request), replica_id.unique_id, reason)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request is over, however it ended."""
@@ -74,7 +73,7 @@ class PrefixRouter(RequestRouter):
         return {name: max(self._running[name], cache.get(each.replica_id) or 0) for name, each in names.items()}
 
 
-def _keys(request: PendingRequest) -> Keys:
+def _keys(request: PendingRequest) -> routing.Keys:
     first = request.args[0] if request.args else None
     keys = getattr(first, "keys", None)
-    return keys if isinstance(keys, Keys) else Keys()
+    return keys if isinstance(keys, routing.Keys) else routing.Keys()

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,19 @@ RECENT = 64  # requests for each replica that count as its recent share
 _SPREAD = 1.25  # of the mean load: more is uneven
 _SLACK = 4  # requests more than the mean that are never uneven
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Router(Protocol):
+    """What the ingress asks a router."""
+
+    routing: PrefixRouting
+
+    @property
+    def replica_names(self) -> list[str]:
+        """The replicas that requests may go to."""
+
+
+routers: dict[str, Router] = {}  # of this process, by the name of the deployment
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class Keys:
         return self.pages if self.session is None else (*self.pages, self.session)
 
 
-class Policy:
+class PrefixRouting:
     """Remembers what went where. `counts` says why requests went where they did."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:

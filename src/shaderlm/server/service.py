@@ -76,7 +76,7 @@ class Service:
         limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
         reload: bool = True,
     ) -> None:
-        """`reload`: load the model again after its device is lost. Otherwise whoever runs the service starts another."""
+        """`reload`: load the model again after its device is lost. Otherwise another service takes its place."""
         self._load, self.limits, self._reload = load, limits, reload
         self._served: ServedModel | None = None
         self._loading: asyncio.Task[None] | None = None
