@@ -20,22 +20,27 @@ def device_of(gpu_ids: Sequence[str], adapters: Sequence[DeviceCaps]) -> str:
     """
     if len(gpu_ids) != 1:
         raise DeviceError(f"an engine has one device, and Ray gave the GPUs {', '.join(gpu_ids) or 'none'}")
+    numbers = gpus_of(adapters)
     hardware = [caps for caps in adapters if not caps.software]
-    gpus = gpus_of(adapters)
-    listing = "; ".join(f"{i}: {caps.name} ({caps.kind}, {caps.backend})" for i, caps in enumerate(gpus)) or "none"
+    listing = "; ".join(f"{i}: {hardware[n].name} ({hardware[n].backend})" for i, n in enumerate(numbers)) or "none"
     if not gpu_ids[0].isdecimal():
-        raise DeviceError(f"Ray's GPU id must be a number, got {gpu_ids[0]!r}; start Ray with --num-gpus {len(gpus)}")
-    number = int(gpu_ids[0])
-    if number >= len(gpus):
         raise DeviceError(
-            f"Ray gave the GPU {number}, and WebGPU finds {len(gpus)} here: {listing}. "
-            f"Install the GPU's Vulkan driver, or start Ray with --num-gpus {len(gpus)}"
+            f"Ray's GPU id must be a number, got {gpu_ids[0]!r}; start Ray with --num-gpus {len(numbers)}"
         )
-    return str(hardware.index(gpus[number]))
+    gpu = int(gpu_ids[0])
+    if gpu >= len(numbers):
+        raise DeviceError(
+            f"Ray gave the GPU {gpu}, and WebGPU finds {len(numbers)} here: {listing}. "
+            f"Install the GPU's Vulkan driver, or start Ray with --num-gpus {len(numbers)}"
+        )
+    return str(numbers[gpu])
 
 
-def gpus_of(adapters: Sequence[DeviceCaps]) -> list[DeviceCaps]:
-    """Each GPU once: those of the first backend. The processor's own GPU counts where there is no other."""
+def gpus_of(adapters: Sequence[DeviceCaps]) -> list[int]:
+    """Each GPU once, as its number among the adapters in hardware: those of the first backend.
+
+    The processor's own GPU counts where there is no other. Equal GPUs have equal capabilities, and differ in number.
+    """
     hardware = [caps for caps in adapters if not caps.software]
-    best = [caps for caps in hardware if caps.backend == hardware[0].backend]
-    return [caps for caps in best if caps.kind == "discrete"] or best
+    best = [number for number, caps in enumerate(hardware) if caps.backend == hardware[0].backend]
+    return [number for number in best if hardware[number].kind == "discrete"] or best

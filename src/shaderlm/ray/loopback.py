@@ -19,7 +19,6 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Before Ray is imported, in the process that starts it."""
     no_statistics(environment)
     environment[_NO_CLUSTER] = "0"
-    environment.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")  # its own access log: ours has the requests
     if not any(name in environment for name in _TOKENS):
         environment["RAY_AUTH_MODE"] = "token"
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # or else Ray writes one to the home directory

@@ -47,7 +47,13 @@ class PrefixRouter(RequestRouter):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
-        names, reason = self.routing.choose(_keys(pending_request), self._loads(by_name))
+
+        def load(name: str) -> int:  # what this router sent, or more, if a replica said that others sent some, too
+            known = self.replica_queue_len_cache.get(by_name[name].replica_id) if name in by_name else None
+            return max(self._running[name], known or 0)
+
+        mean = self._running.total() / max(1, len(by_name))
+        names, reason = self.routing.choose(_keys(pending_request), load, mean)
         self._sent[pending_request.metadata.internal_request_id] = reason
         ranks = [[by_name[name]] for name in names if name in by_name]
         others = [each for name, each in by_name.items() if name not in names]
@@ -66,11 +72,6 @@ class PrefixRouter(RequestRouter):
         self._running[name] -= 1
         if self._running[name] <= 0:
             del self._running[name]
-
-    def _loads(self, names: dict[str, RunningReplica]) -> dict[str, int]:
-        """Requests of each: what this router sent, or more, if a replica said that others sent some, too."""
-        cache = self.replica_queue_len_cache
-        return {name: max(self._running[name], cache.get(each.replica_id) or 0) for name, each in names.items()}
 
 
 def _keys(request: PendingRequest) -> routing.Keys:

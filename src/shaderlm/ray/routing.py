@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +62,11 @@ class PrefixRouting:
         self._shares: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
 
+    @property
+    def replicas(self) -> list[str]:
+        """Those that requests may go to."""
+        return self._replicas
+
     def update(self, replicas: Collection[str]) -> None:
         """These are the replicas. What went to others is new again."""
         self._replicas = sorted(replicas)
@@ -71,16 +76,19 @@ class PrefixRouting:
         self._recent = deque(name for name in self._recent if name in self._present)
         self._shares = Counter(self._recent)
 
-    def choose(self, keys: Keys, loads: Mapping[str, int]) -> tuple[list[str], str]:
-        """Replicas in the order in which to try them, and why the first one is it. `loads`: requests of each."""
+    def choose(self, keys: Keys, load: Callable[[str], int], mean: float) -> tuple[list[str], str]:
+        """Replicas in the order in which to try them, and why the first one is it.
+
+        load: the requests of a replica. mean: those of all, divided by their number.
+        """
         home, reason = self._home(keys)
-        if home is not None and not self._is_uneven(home, loads):
-            pair = [each for each in self._pair(keys) if each != home]
-            return [home, *pair], reason
-        pair = sorted(self._pair(keys), key=lambda name: (loads.get(name, 0), self._shares[name]))
-        if home is not None:
-            pair = [*(each for each in pair if each != home), home]
-        return pair, "moved" if home is not None else "new"
+        pair = self._pair(keys)
+        if home is not None and load(home) <= _SPREAD * mean + _SLACK:
+            return [home, *(each for each in pair if each != home)], reason
+        pair.sort(key=lambda name: (load(name), self._shares[name]))
+        if home is None:
+            return pair, "new"
+        return [*(each for each in pair if each != home), home], "moved"
 
     def sent(self, keys: Keys, replica: str, reason: str) -> None:
         """A request went there."""
@@ -107,10 +115,6 @@ class PrefixRouting:
             if replica in self._present:
                 return replica, reason
         return None, ""
-
-    def _is_uneven(self, replica: str, loads: Mapping[str, int]) -> bool:
-        mean = sum(loads.values()) / max(1, len(self._replicas))
-        return loads.get(replica, 0) > _SPREAD * mean + _SLACK
 
     def _pair(self, keys: Keys) -> list[str]:
         """Two replicas for these keys: the largest of a hash of each replica with the first key."""
