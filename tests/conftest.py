@@ -77,6 +77,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Where a test leaves the choice of an implementation of WebGPU open, it is this one; already at collection."""
     tiers.choose_tier(config)
+    if config.getoption("--ray"):  # Ray leaves sockets and processes to the end of the program
+        for each in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore::{each}")
     implementation: Implementation = config.getoption("--backend")
     if implementation == "dawn" and dawn.missing() is not None:
         pytest.exit(f"--backend dawn: {dawn.missing()}", 4)

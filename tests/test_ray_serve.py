@@ -111,7 +111,7 @@ def test_a_request_has_one_name_in_all_logs(two: Deployed, logs: Path) -> None:
 
 
 def test_nothing_listens_beyond_loopback(two: Deployed) -> None:
-    import ray
+    from ray._common.usage import usage_lib
 
     pids = _descendants(os.getpid())
     assert len(pids) > 5
@@ -121,7 +121,7 @@ def test_nothing_listens_beyond_loopback(two: Deployed) -> None:
     beyond = [line for line in ours if not re.search(r"\s(127\.0\.0\.1|\[::ffff:127\.0\.0\.1\]|\[::1\]):\d+\s", line)]
     assert not beyond, "\n".join(beyond)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-    assert ray._private.usage.usage_lib.usage_stats_enabled() is False
+    assert usage_lib.usage_stats_enabled() is False
 
 
 def _descendants(pid: int) -> list[int]:

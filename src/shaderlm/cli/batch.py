@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ import click
 from ..errors import DeviceError, InputError, ModelError
 from ..install import install_command
 from .batch_files import Line, RequestFile, ResultFile, Results, request_file
+from .batch_parquet import PARQUET, ParquetResults, parquet_requests
+from .batch_ray import run_by_ray
 from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
@@ -38,6 +40,11 @@ SYNC_SECONDS = 1.0
 @click.option("-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Limit for requests that have none.")
 @click.option("--seed", type=int, metavar="N", help="Seed of requests that have none.")
 @click.option("--retry-failed", is_flag=True, help="Run requests again whose result is an error.")
+@click.option("--ray", "by_ray", is_flag=True, help="Run on several engines, by Ray Data. Takes Parquet, too.")
+@click.option(
+    "--replicas", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Engines with --ray."
+)
+@click.option("--ray-address", metavar="ADDR", help="With --ray: run on this cluster, such as auto or HOST:6379.")
 def batch(
     requests: str,
     output: Path,
@@ -47,6 +54,9 @@ def batch(
     max_tokens: int | None,
     seed: int | None,
     retry_failed: bool,
+    by_ray: bool,
+    replicas: int,
+    ray_address: str | None,
 ) -> None:
     """Run a file of requests, many at once.
 
@@ -55,16 +65,24 @@ def batch(
     where a run was ended. Exit code 1: some results are errors.
     """
     _check_packages()
+    if not by_ray and (replicas != 1 or ray_address is not None):
+        raise click.UsageError("--replicas and --ray-address are for --ray; give it, too.")
     printed = str(output) == "-"
     if not printed and requests != "-" and output.exists() and Path(requests).exists() and output.samefile(requests):
         raise InputError(f"-o must be another file than the requests, got {output} for both")
-    with request_file(requests) as batch_requests, closing(Results() if printed else ResultFile(output)) as results:
+    with _requests(requests, by_ray) as batch_requests, closing(_results(output, by_ray)) as results:
         _check_results(batch_requests, results)
         done = results.ids.keys() - results.failed if retry_failed else results.ids.keys()
         todo = [line for line in batch_requests.lines if line.custom_id not in done]
         if done:
             tell(f"{len(done):,} of {len(batch_requests.lines):,} requests have a result already")
-        if todo:
+        if todo and by_ray:
+            if retry_failed:
+                results.drop_failed()
+            options = {"aliases": names, "n_predict": max_tokens, "seed": seed, "parallel": parallel}
+            came = run_by_ray(batch_requests, todo, model_options, options, replicas, ray_address)
+            _write_all(came, batch_requests, todo, results)
+        elif todo:
             with load_model(model_options) as loaded:
                 from ..engine import EngineOptions
                 from ..formats.default_model import NAME
@@ -85,6 +103,16 @@ def batch(
         tell(f"{results.name} has the results of {len(batch_requests.lines):,} requests{hint}")
     if failed:
         sys.exit(1)
+
+
+def _requests(path: str, by_ray: bool) -> AbstractContextManager[RequestFile]:
+    return parquet_requests(path) if by_ray and path.endswith(PARQUET) else request_file(path)
+
+
+def _results(output: Path, by_ray: bool) -> Results:
+    if str(output) == "-":
+        return Results()
+    return ParquetResults(output) if by_ray and output.suffix == PARQUET else ResultFile(output)
 
 
 def _check_packages() -> None:
@@ -144,10 +172,13 @@ def _write_all(
     requests: RequestFile,
     todo: Sequence[Line],
     results: Results,
-    tokens: Callable[[], int],
-    poll_seconds: float,
+    tokens: Callable[[], int] = lambda: 0,
+    poll_seconds: float = 0.0,
 ) -> None:
-    """Write results as they come; None: wait a little. Ctrl-C ends the program; what is finished is written."""
+    """Write results as they come; None: wait a little. Ctrl-C ends the program; what is finished is written.
+
+    tokens: generated so far, where that is known here.
+    """
     began = synced = time.monotonic()
     total = len(requests.lines)
     try:
@@ -170,7 +201,8 @@ def _write_all(
         raise DeviceError(f"{problem}. {done}") from problem
     results.sync()
     seconds, count = time.monotonic() - began, tokens()
-    tell(f"{len(todo):,} requests in {seconds:.1f} s: {count:,} tokens, {count / seconds:.1f} tok/s")
+    speed = f"{count:,} tokens, {count / seconds:.1f} tok/s" if count else f"{len(todo) / seconds:.1f} requests/s"
+    tell(f"{len(todo):,} requests in {seconds:.1f} s: {speed}")
 
 
 @contextmanager

@@ -32,11 +32,9 @@ def serve_replicas(
     host, replicas, address = options["host"], options["replicas"] or 1, options["ray_address"]
     http = HttpOptions(host, options["port"] or free_port(host), options["ssl_cert_file"], options["ssl_key_file"])
     http.check_free()
-    resources, gpus = (_resources(device, replicas), 0) if address is None else ({"device": device}, 0)
-    if "gpus" in resources:
-        gpus = int(resources.pop("gpus"))
+    has, gpus = resources(device, replicas) if address is None else ({"device": device}, 0)
     args = {
-        "models": {model or _default(): _model_args(model, template, options) | resources},
+        "models": {model or _default(): _model_args(model, template, options) | has},
         "host": host,
         "api_keys": keys,
         "cors_origins": options["cors_origins"] or ("localhost",),
@@ -87,18 +85,18 @@ def _model_args(model: str | None, template: str | None, options: dict[str, Any]
     return args
 
 
-def _resources(device: str, replicas: int) -> dict[str, Any]:
-    """What each replica has of this machine, and how many GPUs Ray is told of.
+def resources(device: str, replicas: int) -> tuple[dict[str, Any], int]:
+    """What each replica has of this machine, as `ray.config.ModelConfig` has it, and how many GPUs Ray is told of.
 
     `auto` is the GPUs, one for each replica, or a part where there are more replicas; without a GPU it is the CPU.
     """
     if device != "auto":
-        return {"device": device}
+        return {"device": device}, 0
     from ..gpu import adapters
     from ..ray.adapters import gpus_of
 
     gpus = len(gpus_of([each.caps for each in adapters()]))
     if gpus == 0:
         tell("shaderlm: there is no GPU, the replicas compute on the CPU")
-        return {"device": "cpu"}
-    return {"device": "auto", "num_gpus": min(1.0, gpus / replicas), "gpus": gpus}
+        return {"device": "cpu"}, 0
+    return {"device": "auto", "num_gpus": min(1.0, gpus / replicas)}, gpus

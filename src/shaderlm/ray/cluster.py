@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, ShaderlmError
@@ -20,6 +21,7 @@ from .config import ClusterConfig, cluster_config
 from .versions import check_ray
 
 APP = "shaderlm"
+_PREFIX = "slm-"  # of folders for Ray's sockets and logs
 _STORE_BYTES = 200 << 20  # of Ray's shared memory: requests and answers are no larger than messages
 
 
@@ -62,7 +64,9 @@ def local_ray(cpus: float, gpus: int = 0) -> Iterator[None]:
     check_ray()
     import ray
 
-    folder = tempfile.mkdtemp(prefix="slm-")  # short: sockets lie in it, and their paths have 107 characters at most
+    _remove_stale()
+    # A short name: sockets lie in it, and their paths have 107 characters at most.
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
         ray.init(
             address="local",
@@ -79,6 +83,14 @@ def local_ray(cpus: float, gpus: int = 0) -> Iterator[None]:
             ray.shutdown()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale() -> None:
+    """Folders of processes that were killed. Ray's own processes have ended with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

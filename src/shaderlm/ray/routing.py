@@ -2,8 +2,9 @@
 
 1. A session that a client names, or else the longest beginning that an earlier prompt had, goes where that one went.
 2. Something new goes to the less loaded of two replicas, which its first hash chooses: several routers agree on them.
-3. A replica that has much more to do than the others is passed over, and the request is new to another one. So a
-   beginning that everyone sends comes to be on several replicas.
+3. A replica that has much more to do than the others is passed over: for the other of the two, and where that has
+   too much to do as well, for two that the request's last hash chooses. So a beginning that everyone sends comes to be
+   on as many replicas as it needs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 REMEMBERED = 1 << 18  # hashes; the table has about 40 MB then
 RECENT = 64  # requests for each replica that count as its recent share
 _SPREAD = 1.25  # of the mean load: more is uneven
-_SLACK = 4  # requests more than the mean that are never uneven
+_SLACK = 2  # requests more than the mean that are never uneven
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -82,13 +83,17 @@ class PrefixRouting:
         load: the requests of a replica. mean: those of all, divided by their number.
         """
         home, reason = self._home(keys)
-        pair = self._pair(keys)
-        if home is not None and load(home) <= _SPREAD * mean + _SLACK:
+        most = _SPREAD * mean + _SLACK
+
+        def rank(name: str) -> tuple[int, int]:
+            return load(name), self._shares[name]
+
+        pair = sorted(self._pair(keys, first=True), key=rank)
+        if home is not None and load(home) <= most:
             return [home, *(each for each in pair if each != home)], reason
-        pair.sort(key=lambda name: (load(name), self._shares[name]))
-        if home is None:
-            return pair, "new"
-        return [*(each for each in pair if each != home), home], "moved"
+        if load(pair[0]) > most:  # more begins like this than two replicas can do: what is its own chooses
+            pair = [*sorted(self._pair(keys, first=False), key=rank), *pair]
+        return [*dict.fromkeys(pair)], "new" if home is None else "moved"
 
     def sent(self, keys: Keys, replica: str, reason: str) -> None:
         """A request went there."""
@@ -116,17 +121,17 @@ class PrefixRouting:
                 return replica, reason
         return None, ""
 
-    def _pair(self, keys: Keys) -> list[str]:
-        """Two replicas for these keys: the largest of a hash of each replica with the first key."""
+    def _pair(self, keys: Keys, *, first: bool) -> list[str]:
+        """Two replicas for the first of these keys, or the last: the largest of a hash of each replica with the key."""
         count = len(self._replicas)
         if count <= 2:
             return [*self._replicas]
         hashes = keys.hashes
         if not hashes:
-            first, second = np.random.default_rng().choice(count, 2, replace=False)
-            return [self._replicas[first], self._replicas[second]]
-        anchor = keys.session if keys.session is not None else hashes[0]
+            one, other = np.random.default_rng().choice(count, 2, replace=False)
+            return [self._replicas[one], self._replicas[other]]
+        anchor = hashes[-1] if keys.session is not None or not first else hashes[0]
         mixed = (self._ids ^ np.uint64(anchor)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * _MULTIPLIER
-        first, second = np.argpartition(mixed, count - 2)[-2:]
-        return [self._replicas[first], self._replicas[second]]
+        one, other = np.argpartition(mixed, count - 2)[-2:]
+        return [self._replicas[one], self._replicas[other]]

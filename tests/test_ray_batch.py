@@ -1,0 +1,161 @@
+"""Batches by Ray Data: the results of one engine, each once, whatever ended the runs before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shaderlm import load
+from shaderlm.cli.batch_parquet import ParquetResults, parquet_requests
+from shaderlm.errors import InputError
+
+from .ray_cluster import until
+from .tiny_models import write_tiny_llama
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
+
+WORDS = ("the", "an", "in", "ou", "er")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", context=256)
+
+
+def request(number: int) -> dict[str, Any]:
+    content = f"{number} {WORDS[number % len(WORDS)]}"
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
+    return {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def command(tiny: Path, requests: Path, output: Path) -> list[str]:
+    options = ["-m", str(tiny), "--device", "cpu", "--ray", "--replicas", "2"]
+    return [sys.executable, "-m", "shaderlm", "batch", str(requests), "-o", str(output), *options]
+
+
+def results(output: Path) -> list[dict[str, Any]]:
+    """Whole lines: a run that was killed may have cut off its last one."""
+    if not output.exists():
+        return []
+    return [json.loads(line) for line in output.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_batch_that_is_killed_twice_has_every_result_once(tiny: Path, tmp_path: Path, count: int) -> None:
+    requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text("".join(json.dumps(request(number)) + "\n" for number in range(count)))
+    began, killed = time.monotonic(), []
+    for part in (1, 2):
+        child = subprocess.Popen(command(tiny, requests, output), stderr=subprocess.PIPE, start_new_session=True)
+        try:
+            until(
+                lambda part=part: child.poll() is not None or len(results(output)) >= part * count // 4, "results", 400
+            )
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+            _, err = child.communicate(timeout=60)
+        assert child.returncode == -signal.SIGKILL, err.decode()
+        killed.append(len(results(output)))
+    done = subprocess.run(command(tiny, requests, output), capture_output=True, text=True, timeout=590, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{killed[1]:,} of {count:,} requests have a result already" in done.stderr
+    lines = results(output)
+    assert sorted(each["custom_id"] for each in lines) == sorted(f"id-{number}" for number in range(count))
+    texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in lines}
+    with load(tiny, device="cpu") as model:
+        for number in range(0, count, count // 20):
+            messages = request(number)["body"]["messages"]
+            assert texts[f"id-{number}"] == model.chat(messages, max_tokens=4)
+    print(
+        f"\n{count:,} requests, killed at {killed}, in {time.monotonic() - began:.0f} s: {done.stderr.splitlines()[-2:]}"
+    )
+
+
+@pytest.fixture(scope="module")
+def a_ray() -> Iterator[None]:
+    from shaderlm.ray.cluster import local_ray
+
+    with local_ray(4):
+        yield
+
+
+def test_a_predictor_maps_a_dataset(a_ray: None, tiny: Path, tmp_path: Path) -> None:
+    import ray
+
+    from shaderlm.ray import Predictor
+
+    rows = [request(number) for number in range(12)]
+    rows[5]["body"] = {"messages": 3}
+    table = [{**row, "body": json.dumps(row["body"])} for row in rows]
+    ray.data.from_items(table).write_parquet(str(tmp_path / "in"))
+    dataset = ray.data.read_parquet(str(tmp_path / "in")).map_batches(
+        Predictor, fn_constructor_kwargs={"model": str(tiny), "device": "cpu"}, concurrency=1, batch_size=6, num_cpus=1
+    )
+    dataset.write_parquet(str(tmp_path / "out"))
+    answers = {
+        row["custom_id"]: json.loads(row["result"]) for row in ray.data.read_parquet(str(tmp_path / "out")).take_all()
+    }
+    assert len(answers) == 12
+    assert answers["id-5"]["response"]["status_code"] == 400
+    with load(tiny, device="cpu") as model:
+        for number in (0, 11):
+            content = answers[f"id-{number}"]["response"]["body"]["choices"][0]["message"]["content"]
+            assert content == model.chat(rows[number]["body"]["messages"], max_tokens=4)
+
+
+def test_parquet_holds_requests_and_results(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [request(number) for number in range(3)]
+    path = tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{**row, "body": json.dumps(row["body"])} for row in rows]), path)
+    with parquet_requests(str(path)) as requests:
+        assert [requests.read(line) for line in requests.lines] == rows
+        ids = [line.id for line in requests.lines]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "structs.parquet")
+    with parquet_requests(str(tmp_path / "structs.parquet")) as requests:
+        assert [line.id for line in requests.lines] == ids
+    folder = tmp_path / "out.parquet"
+    for number in range(3):  # three runs, each killed after its part
+        output = ParquetResults(folder)
+        assert sorted(output.ids) == [f"id-{each}" for each in range(number)]
+        line = {
+            "id": ids[number],
+            "custom_id": f"id-{number}",
+            "response": {"status_code": 200, "body": {"model": "m"}},
+        }
+        output.add(f"id-{number}", json.dumps({**line, "error": None}).encode(), failed=number == 1)
+        with pytest.raises(InputError, match="written by another run"):
+            ParquetResults(folder)
+        output.close()
+    output = ParquetResults(folder)
+    assert (output.failed, output.model) == ({"id-1"}, "m")
+    output.drop_failed()
+    output.close()
+    assert sorted(parquet.read_table(folder).to_pydict()["custom_id"]) == ["id-0", "id-2"]
+    assert not (folder / ".lock").exists()
+
+
+def test_parquet_that_is_wrong_says_where(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "in.parquet"
+    row = {**request(0), "body": "{"}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    with pytest.raises(InputError, match="row 1: the body must be JSON"), parquet_requests(str(path)):
+        pass
+    row["body"] = "{}"
+    parquet.write_table(pyarrow.Table.from_pylist([row, row]), path)
+    with pytest.raises(InputError, match="the custom_id 'id-0' twice"), parquet_requests(str(path)):
+        pass
