@@ -100,11 +100,12 @@ def simulate(name: str, choose: Choose, replicas: int, sessions: int, seed: int 
         cache.put(session, prompt + ANSWER_TOKENS)
         hits, total = hits + min(cached, prompt - 1), total + prompt
         work = prompt - min(cached, prompt - 1)
-        computed[replica] += work + ANSWER_TOKENS * TOKEN_SECONDS * PREFILL / LOAD
+        if span / 3 < now < span:  # as many sessions end as begin
+            computed[replica] += work + ANSWER_TOKENS * TOKEN_SECONDS * PREFILL / LOAD
         loads[replica] += 1
         running += 1
         chosen += 1
-        if chosen % 1000 == 0 and running > replicas:
+        if chosen % 1000 == 0 and span / 3 < now < span:
             peaks.append(float(np.percentile(loads, 99)) * replicas / running)
         end = now + work / PREFILL + service
         heapq.heappush(events, (end, 1, replica, 0))

@@ -88,8 +88,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that `--gpu-only` leaves out are not even imported."""
+    """Files that `--gpu-only` or `--ray` leaves out are not even imported."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.getoption("--ray") and is_test and not collection_path.stem.startswith("test_ray"):
+        return True
     return True if config.getoption("--gpu-only") and is_test and collection_path.stem not in _GPU else None
 
 

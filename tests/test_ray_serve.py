@@ -225,6 +225,7 @@ def test_a_replica_that_dies_ends_its_streams_alone(two: Deployed) -> None:
             return await asyncio.gather(*tasks)
 
     ends = asyncio.run(load())
+    died = time.monotonic()
     whole = sum(end == "data: [DONE]" for end in ends)
     errors = [end for end in ends if end != "data: [DONE]"]
     print(f"\n{whole} of {streams} streams were whole; of the others: {Counter(errors)}")
@@ -232,9 +233,15 @@ def test_a_replica_that_dies_ends_its_streams_alone(two: Deployed) -> None:
     for end in errors:
         error = json.loads(end.removeprefix("data: "))["error"] if end.startswith("data: ") else None
         assert end == "503 1" or (error is not None and error["code"] == 503), end
-    seconds = until(lambda: len(two.replicas()) == 2 and killed not in two.replicas(), "another replica")
-    until(lambda: len(two.samples("shaderlm:num_requests_running")) == 2, "it is used")
-    print(f"another replica {seconds:.1f} s later")
+    until(lambda: len(two.replicas()) == 2 and killed not in two.replicas(), "another replica")
+    _wait_for_replicas(two, 2)
+    name = killed.rpartition("#")[2]
+    assert name not in two.samples("shaderlm:num_requests_running")
+    with two.client() as http:
+        for number in range(20):
+            assert http.post(CHAT, json=body(f"{number}")).status_code == 200
+    assert all(count > 0 for count in two.samples("shaderlm:generation_tokens_total").values()), "both are used"
+    print(f"another replica is there {time.monotonic() - died:.1f} s later")
 
 
 def test_an_update_under_load_fails_no_request(serve: RayServe, two: Deployed, tiny: Path, logs: Path) -> None:
@@ -281,3 +288,36 @@ def test_more_requests_start_a_replica_and_fewer_end_it(serve: RayServe, tiny: P
     down = until(lambda: len(scaled.replicas()) == 1, "it ends again", 90)
     print(f"\nscale-up began after {took:.1f} s, and down {down:.1f} s after the load")
     assert took <= 10
+
+
+def test_a_second_device_nearly_doubles_the_tokens(serve: RayServe, tiny: Path) -> None:
+    """Steps take a fixed time, so that two cores are as many devices as there are replicas."""
+    from .timed_replica import TimedReplica
+
+    async def tokens_per_second(deployed: Deployed) -> float:
+        async with deployed.async_client() as http:
+            limit, tokens = asyncio.Semaphore(16), 20
+
+            async def one(number: int) -> None:
+                async with limit:
+                    answer = await http.post(CHAT, json=body(f"{number}", tokens))
+                assert answer.json()["usage"]["completion_tokens"] == tokens
+
+            await asyncio.gather(*(one(number) for number in range(8)))
+            began = time.perf_counter()
+            await asyncio.gather(*(one(number) for number in range(80)))
+            return 80 * tokens / (time.perf_counter() - began)
+
+    speeds = []
+    for replicas in (1, 2):
+        deployed = serve.deploy(TimedReplica, model=str(tiny), replicas=replicas, parallel=4)
+        _wait_for_replicas(deployed, replicas)
+        speeds.append(asyncio.run(tokens_per_second(deployed)))
+    print(
+        f"\n{speeds[0]:.0f} tokens per second with one replica, {speeds[1]:.0f} with two: {speeds[1] / speeds[0]:.2f}"
+    )
+    assert speeds[1] >= 1.9 * speeds[0]
+
+
+def _wait_for_replicas(deployed: Deployed, count: int) -> None:
+    until(lambda: len(deployed.samples("shaderlm:num_requests_running")) == count, f"{count} replicas are there")

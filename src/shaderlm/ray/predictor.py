@@ -29,7 +29,10 @@ class Predictor:
 
         requests = ray.data.read_parquet("requests")  # custom_id, method, url, and body as JSON
         results = requests.map_batches(
-            Predictor, fn_constructor_kwargs={"model": "smollm2-135m", "device": "cpu"}, concurrency=2, batch_size=256
+            Predictor,
+            fn_constructor_kwargs={"model": "smollm2-135m", "device": "cpu"},
+            compute=ray.data.ActorPoolStrategy(size=2),
+            batch_size=256,
         )
         results.write_parquet("results")
     """
@@ -76,7 +79,7 @@ def results_of(
     dataset = ray.data.from_items(rows, override_num_blocks=blocks).map_batches(
         _Lines,
         fn_constructor_kwargs=msgspec.to_builtins(config),
-        concurrency=actors,
+        compute=ray.data.ActorPoolStrategy(size=actors),
         batch_size=None,
         num_cpus=config.num_cpus,
         num_gpus=config.gpus or None,

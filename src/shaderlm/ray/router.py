@@ -20,7 +20,7 @@ class PrefixRouter(RequestRouter):
         """Called once by Ray."""
         self.routing = routing.PrefixRouting(**kwargs)
         self._running: Counter[str] = Counter()  # requests that this router sent and that are not over
-        self._sent: dict[str, str] = {}  # a request, by its id → why it goes where it goes
+        self._reasons: dict[str, str] = {}  # a request, by its id → why it goes where it goes
         # Ray copies this module into the process, and what is global here would be a copy, too.
         routing.routers[self._deployment_id.name] = self
 
@@ -42,7 +42,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of replicas, tried in their order; then all others, so that a full one keeps nobody waiting."""
+        """Ranks of replicas, tried in their order. Ray asks again for a request whose replicas are full."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
@@ -54,21 +54,23 @@ class PrefixRouter(RequestRouter):
 
         mean = self._running.total() / max(1, len(by_name))
         names, reason = self.routing.choose(_keys(pending_request), load, mean)
-        self._sent[pending_request.metadata.internal_request_id] = reason
+        request = pending_request.metadata.internal_request_id
         ranks = [[by_name[name]] for name in names if name in by_name]
-        others = [each for name, each in by_name.items() if name not in names]
-        return [*ranks, others] if others else ranks
+        if request in self._reasons:
+            ranks.append([by_name[name] for name in self.routing.two() if name in by_name])
+        self._reasons[request] = reason
+        return ranks
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """A request went to a replica."""
-        reason = self._sent.pop(pending_request.metadata.internal_request_id, "new")
+        reason = self._reasons.pop(pending_request.metadata.internal_request_id, "new")
         self._running[replica_id.unique_id] += 1
         self.routing.sent(_keys(pending_request), replica_id.unique_id, reason)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request is over, however it ended."""
         name = replica_id.unique_id
-        self._sent.pop(internal_request_id, None)
+        self._reasons.pop(internal_request_id, None)
         self._running[name] -= 1
         if self._running[name] <= 0:
             del self._running[name]

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -84,16 +85,20 @@ class PrefixRouting:
         """
         home, reason = self._home(keys)
         most = _SPREAD * mean + _SLACK
+        if home is not None and load(home) <= most:
+            return [home], reason
 
         def rank(name: str) -> tuple[int, int]:
             return load(name), self._shares[name]
 
         pair = sorted(self._pair(keys, first=True), key=rank)
-        if home is not None and load(home) <= most:
-            return [home, *(each for each in pair if each != home)], reason
         if load(pair[0]) > most:  # more begins like this than two replicas can do: what is its own chooses
             pair = [*sorted(self._pair(keys, first=False), key=rank), *pair]
         return [*dict.fromkeys(pair)], "new" if home is None else "moved"
+
+    def two(self) -> list[str]:
+        """Any two, for a request whose replicas are full."""
+        return random.sample(self._replicas, min(2, len(self._replicas)))
 
     def sent(self, keys: Keys, replica: str, reason: str) -> None:
         """A request went there."""
@@ -128,8 +133,7 @@ class PrefixRouting:
             return [*self._replicas]
         hashes = keys.hashes
         if not hashes:
-            one, other = np.random.default_rng().choice(count, 2, replace=False)
-            return [self._replicas[one], self._replicas[other]]
+            return self.two()
         anchor = hashes[-1] if keys.session is not None or not first else hashes[0]
         mixed = (self._ids ^ np.uint64(anchor)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * _MULTIPLIER
