@@ -272,13 +272,13 @@ def test_an_update_under_load_fails_no_request(serve: RayServe, two: Deployed, t
 
 
 def test_more_requests_start_a_replica_and_fewer_end_it(serve: RayServe, tiny: Path) -> None:
-    options = {"replicas": 1, "max_replicas": 2, "parallel": 2, "downscale_seconds": 5}
+    options = {"replicas": 1, "max_replicas": 2, "parallel": 2, "downscale_seconds": 2}
     scaled = serve.deploy(model=str(tiny), **options)
     until(lambda: len(scaled.replicas()) == 1, "one replica")
 
     async def load() -> float:
         async with scaled.async_client() as http:
-            tasks = [asyncio.create_task(http.post(CHAT, json=body("the", 1500))) for _ in range(16)]
+            tasks = [asyncio.create_task(http.post(CHAT, json=body("the", 1000))) for _ in range(8)]
             took = await asyncio.to_thread(until, lambda: len(scaled.replicas()) == 2, "another replica starts", 60)
             for answer in await asyncio.gather(*tasks):
                 assert answer.status_code == 200
@@ -296,7 +296,7 @@ def test_a_second_device_nearly_doubles_the_tokens(serve: RayServe, tiny: Path) 
 
     async def tokens_per_second(deployed: Deployed) -> float:
         async with deployed.async_client() as http:
-            limit, tokens = asyncio.Semaphore(16), 20
+            limit, tokens = asyncio.Semaphore(16), 10
 
             async def one(number: int) -> None:
                 async with limit:
@@ -305,8 +305,8 @@ def test_a_second_device_nearly_doubles_the_tokens(serve: RayServe, tiny: Path) 
 
             await asyncio.gather(*(one(number) for number in range(8)))
             began = time.perf_counter()
-            await asyncio.gather(*(one(number) for number in range(80)))
-            return 80 * tokens / (time.perf_counter() - began)
+            await asyncio.gather(*(one(number) for number in range(64)))
+            return 64 * tokens / (time.perf_counter() - began)
 
     speeds = []
     for replicas in (1, 2):

@@ -3,8 +3,8 @@
 1. A session that a client names, or else the longest beginning that an earlier prompt had, goes where that one went.
 2. Something new goes to the less loaded of two replicas, which its first hash chooses: several routers agree on them.
 3. A replica that has much more to do than the others is passed over: for the other of the two, and where that has
-   too much to do as well, for two that the request's last hash chooses. So a beginning that everyone sends comes to be
-   on as many replicas as it needs.
+   too much to do as well, for the less loaded of any two. So a beginning that everyone sends comes to be on as many
+   replicas as it needs.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class PrefixRouting:
         def rank(name: str) -> tuple[int, int]:
             return load(name), self._shares[name]
 
-        pair = sorted(self._pair(keys, first=True), key=rank)
-        if load(pair[0]) > most:  # more begins like this than two replicas can do: what is its own chooses
-            pair = [*sorted(self._pair(keys, first=False), key=rank), *pair]
+        pair = sorted(self._pair(keys), key=rank)
+        if load(pair[0]) > most:  # more begins like this than two replicas can do
+            pair = [*sorted(self.two(), key=rank), *pair]
         return [*dict.fromkeys(pair)], "new" if home is None else "moved"
 
     def two(self) -> list[str]:
@@ -126,15 +126,15 @@ class PrefixRouting:
                 return replica, reason
         return None, ""
 
-    def _pair(self, keys: Keys, *, first: bool) -> list[str]:
-        """Two replicas for the first of these keys, or the last: the largest of a hash of each replica with the key."""
+    def _pair(self, keys: Keys) -> list[str]:
+        """Two replicas for these keys: the largest of a hash of each replica with the first of them."""
         count = len(self._replicas)
         if count <= 2:
             return [*self._replicas]
         hashes = keys.hashes
         if not hashes:
             return self.two()
-        anchor = hashes[-1] if keys.session is not None or not first else hashes[0]
+        anchor = hashes[0] if keys.session is None else keys.session
         mixed = (self._ids ^ np.uint64(anchor)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * _MULTIPLIER
         one, other = np.argpartition(mixed, count - 2)[-2:]
