@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import sys
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +45,7 @@ class Outcome:
     peak: float  # the 99th percentile of requests at a replica, over the mean
     first_token: float  # seconds to read a prompt, at the mean
     choice_us: float
-    state: int  # hashes
+    router: str = ""  # what it remembers
 
 
 class Cache:
@@ -118,7 +121,6 @@ def simulate(name: str, choose: Choose, replicas: int, sessions: int, seed: int 
         float(np.median(peaks)),
         (total - hits) / chosen / PREFILL,
         1e6 * seconds / chosen,
-        0,
     )
 
 
@@ -130,8 +132,13 @@ def keys_of(system: int, session: int, prompt: int) -> Keys:
     )
 
 
-def policies(replicas: int) -> dict[str, tuple[Choose, PrefixRouting | None]]:
-    """This project's, and two that know no prompts."""
+def run(policy: str, replicas: int, sessions: int) -> Outcome:
+    """This project's policy, or one of two that know no prompts."""
+    if policy == "round-robin":
+        turn = itertools.count()
+        return simulate(policy, lambda keys, loads, mean: next(turn) % replicas, replicas, sessions)
+    if policy == "least loaded":
+        return simulate(policy, lambda keys, loads, mean: loads.index(min(loads)), replicas, sessions)
     routing, numbers = PrefixRouting(), {f"r{number:04d}": number for number in range(replicas)}
     routing.update(numbers)
 
@@ -140,15 +147,12 @@ def policies(replicas: int) -> dict[str, tuple[Choose, PrefixRouting | None]]:
         routing.sent(keys, names[0], reason)
         return numbers[names[0]]
 
-    turn = iter(range(1 << 62))
+    outcome = simulate(policy, prefix, replicas, sessions)
+    outcome.router = f"{len(routing):,} hashes, {state_bytes(routing) / 1e6:.1f} MB; chosen by {dict(routing.counts)}"
+    return outcome
 
-    def round_robin(keys: Keys, loads: list[int], mean: float) -> int:
-        return next(turn) % replicas
 
-    def least_loaded(keys: Keys, loads: list[int], mean: float) -> int:
-        return loads.index(min(loads))
-
-    return {"prefix": (prefix, routing), "round-robin": (round_robin, None), "least loaded": (least_loaded, None)}
+POLICIES = ("prefix", "round-robin", "least loaded")
 
 
 def metrics_bytes(replicas: int) -> tuple[int, int]:
@@ -172,9 +176,24 @@ def state_bytes(routing: PrefixRouting) -> int:
 PRICES = {"L4, RunPod": 0.78, "H100, RunPod": 4.76, "H200, RunPod": 6.35, "H100, AWS": 98.32 / 8}
 
 
+# llama-3.2-1b, Q4_0, 64 streams on the H200: docs/benchmarks.md, "The server under load".
+MEASURED, MEASURED_TOKENS_PER_SECOND = "H200, RunPod", 29_021.0
+
+
 def dollars_per_million(price: float, tokens_per_second: float, used: float) -> float:
     """price / 3600 s / (tokens per second × the part of the time that is used) × 1e6."""
     return price / 3600 / (tokens_per_second * used) * 1e6
+
+
+# A replica that starts: its process with Ray and this package, measured on two cores (tests/test_ray_serve.py), and the
+# kernels of a first run (docs/benchmarks.md, "The start"). A network of 10 Gbit/s, a disk that reads 2 GB/s.
+PROCESS_SECONDS, KERNEL_SECONDS, NETWORK, DISK = 8.0, 1.8, 1.25e9, 2e9
+MODELS = {"1B, Q4_0": 0.77e9, "8B, Q4_0": 4.66e9, "30B, Q4_0": 17.3e9}
+
+
+def cold_start(nbytes: float, *, fetched: bool) -> float:
+    """Seconds until a replica answers, on a node that is there."""
+    return PROCESS_SECONDS + KERNEL_SECONDS + nbytes / DISK + (0.0 if fetched else nbytes / NETWORK)
 
 
 def main() -> None:
@@ -190,22 +209,28 @@ def main() -> None:
         "|---|---|---|---|---|---|",
         sep="\n",
     )
-    reasons, table = Counter[str](), None
-    for name, (choose, routing) in policies(options.replicas).items():
-        out = simulate(name, choose, options.replicas, options.sessions)
-        print(
-            f"| {name} | {out.hits:.1%} | {out.imbalance:.2f} | {out.peak:.2f} | {1000 * out.first_token:.0f} ms "
-            f"| {out.choice_us:.0f} µs |"
-        )
-        if routing is not None:
-            reasons, table = routing.counts, (len(routing), state_bytes(routing))
-    assert table is not None
-    print(f"\nrouter: {table[0]:,} hashes, {table[1] / 1e6:.1f} MB; chosen by {dict(reasons)}")
+    router = ""
+    with ProcessPoolExecutor() as processes:
+        outcomes = processes.map(run, POLICIES, repeat(options.replicas), repeat(options.sessions))
+        for out in outcomes:
+            print(
+                f"| {out.policy} | {out.hits:.1%} | {out.imbalance:.2f} | {out.peak:.2f} "
+                f"| {1000 * out.first_token:.0f} ms | {out.choice_us:.0f} µs |"
+            )
+            router = router or out.router
+    print(f"\nrouter: {router}")
     size, samples = metrics_bytes(options.replicas)
     print(f"/metrics: {size / 1e6:.1f} MB, {samples:,} samples; every 15 s {size / 15e6:.2f} MB/s")
-    print("\n| GPU | $ an hour | $ for a million tokens at 2,000 tokens/s, half of the time |\n|---|---|---|")
+    print("\n| model | file is there | file is fetched |\n|---|---|---|")
+    for model, nbytes in MODELS.items():
+        times = (cold_start(nbytes, fetched=each) for each in (True, False))
+        print(f"| {model}, {nbytes / 1e9:.2f} GB |", " | ".join(f"{each:.0f} s" for each in times), "|")
+    print("\n| GPU | $ an hour | $ for a million tokens, for each 1,000 tokens/s |\n|---|---|---|")
     for gpu, price in PRICES.items():
-        print(f"| {gpu} | {price:.2f} | {dollars_per_million(price, 2_000, 0.5):.2f} |")
+        print(f"| {gpu} | {price:.2f} | {dollars_per_million(price, 1_000, 1.0):.2f} |")
+    for used in (1.0, 0.5, 0.1):
+        dollars = dollars_per_million(PRICES[MEASURED], MEASURED_TOKENS_PER_SECOND, used)
+        print(f"{MEASURED}: {MEASURED_TOKENS_PER_SECOND:,.0f} tokens/s, used {used:.0%} of the time: ${dollars:.3f}")
     print(f"\n{time.monotonic() - began:.0f} s")
 
 

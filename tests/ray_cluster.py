@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,7 +102,6 @@ def until(condition: Callable[[], bool], what: str, seconds: float = START_SECON
 def ray_serve() -> Iterator[RayServe]:
     """Ray and Serve, from their start to their end."""
     port = free_port("127.0.0.1")
-    before = dict(os.environ)
     with local_ray(8):
         from ray import serve
 
@@ -112,5 +110,3 @@ def ray_serve() -> Iterator[RayServe]:
             yield RayServe(port)
         finally:
             serve.shutdown()
-    os.environ.clear()
-    os.environ.update(before)

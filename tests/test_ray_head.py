@@ -31,7 +31,7 @@ BODY = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 4}
 
 def processes(folder: str) -> dict[int, str]:
     """Processes whose command line names the folder of this test's Ray, and those that they started."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [(int(line.split()[0]), int(line.split()[1]), line) for line in table.splitlines()]
     named = {pid: line for pid, _, line in rows if folder in line and pid != os.getpid()}
     return named | {pid: line for pid, parent, line in rows if parent in named}
@@ -77,13 +77,13 @@ def answers(port: int) -> bool:
 
 
 def test_a_new_head_serves_again(tmp_path: Path) -> None:
-    tiny, port, ray_port = write_tiny_llama(tmp_path / "tiny.gguf", context=256), free_port("127.0.0.1"), 0
+    tiny, port = write_tiny_llama(tmp_path / "tiny.gguf", context=256), free_port("127.0.0.1")
     environment = dict(os.environ)
     prepare(environment)
     with tempfile.TemporaryDirectory(prefix="slm-t") as folder:
         ray_port = free_port("127.0.0.1")
         with head(environment, ray_port, folder), served(environment, ray_port, port, tiny):
-            (gcs,) = [pid for pid, line in processes(folder).items() if "gcs_server" in line.split()[2]]
+            (gcs,) = [pid for pid, line in processes(folder).items() if line.split()[2].endswith("gcs_server")]
             os.kill(gcs, signal.SIGKILL)
             began = time.monotonic()
             assert answers(port), "what runs goes on"

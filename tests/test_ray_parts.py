@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,11 @@ from shaderlm.ray.metrics import merged
 from shaderlm.ray.pages import BOUNDARIES, PAGE_BYTES, page_hashes, prompt_bytes, session_hash
 from shaderlm.ray.relay import RelayedRequest, ResponseHead, responses
 from shaderlm.ray.routing import Keys, PrefixRouting
+from shaderlm.server.app import make_routes
+from shaderlm.server.service import Service
+
+from .serving import loader
+from .tiny_models import write_tiny_llama
 
 # Configuration -------------------------------------------------------------------------------------------
 
@@ -289,6 +295,33 @@ def test_who_stops_reading_is_disconnected() -> None:
 
     asyncio.run(read())
     assert heard == ["http.disconnect"]
+
+
+def test_a_disconnect_ends_the_generation_within_a_step(tmp_path: Path) -> None:
+    """The step that runs when the client goes, and at most the one that was submitted behind it."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", context=4096)
+    body = {"prompt": "the an in", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+    async def read() -> tuple[int, int]:
+        service = Service(loader(path))
+        service.start()
+        engine = (await service.wait_loaded()).model.engine
+        headers = [(b"content-type", b"application/json")]
+        request = replace(_request(), path="/v1/completions", headers=headers, body=json.dumps(body).encode())
+        answer = responses(make_routes(service), request, "p")
+        for _ in range(10):
+            await anext(answer)
+        await answer.aclose()
+        generated = engine.stats().generation_tokens
+        async with asyncio.timeout(60):
+            while engine.sequences():
+                await asyncio.sleep(0.001)
+        after = engine.stats().generation_tokens
+        await service.stop()
+        return generated, after
+
+    generated, after = asyncio.run(read())
+    assert 5 <= generated <= after <= generated + 3
 
 
 def test_an_application_that_fails_is_no_end_of_a_stream() -> None:

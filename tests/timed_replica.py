@@ -7,7 +7,7 @@ from typing import Any
 
 from shaderlm.ray.deployment import EngineReplica
 
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.1
 
 
 class TimedReplica(EngineReplica):
