@@ -181,7 +181,7 @@ def _system(number: int, tail: int = 0) -> Keys:
 
 
 def test_a_beginning_stays_on_its_replica_and_beginnings_spread() -> None:
-    routing, homes, sent = PrefixRouting(), {}, Counter[str]()
+    routing, homes, sent = PrefixRouting(), dict[int, str](), Counter[str]()
     routing.update(["a", "b"])
     for request in range(240):
         home = _routed(routing, _system(request % 4, request), Counter())
@@ -224,7 +224,7 @@ def test_two_routers_agree_without_a_word() -> None:
     names = [f"r{number}" for number in range(100)]
     one, two = PrefixRouting(), PrefixRouting()
     one.update(names)
-    two.update(reversed(names))
+    two.update(names[::-1])
     for number in range(200):
         keys = _system(int(np.random.default_rng(number).integers(1 << 60)))
         assert {*one.choose(keys, lambda name: 0, 0)[0]} == {*two.choose(keys, lambda name: 0, 0)[0]}

@@ -330,7 +330,7 @@ def _wait_for_replicas(deployed: Deployed, count: int) -> None:
 
 
 def test_the_manifest_is_one_that_ray_and_we_can_read() -> None:
-    import yaml
+    import yaml  # type: ignore[import-untyped]
     from ray.serve.schema import ServeDeploySchema
 
     path = Path(__file__).parent.parent / "docs" / "ray-service.yaml"

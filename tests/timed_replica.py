@@ -13,7 +13,7 @@ STEP_SECONDS = 0.1
 class TimedReplica(EngineReplica):
     """The rest of the time of a step it sleeps."""
 
-    async def __init__(self, name: str, config: dict[str, Any]) -> None:
+    async def __init__(self, name: str, config: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         await super().__init__(name, config)
         runner: Any = self._service.served.model.runner
         run = runner._run

@@ -127,9 +127,9 @@ def cluster_config(args: Mapping[str, Any]) -> ClusterConfig:
         raise InputError(f"the configuration of the cluster is wrong: {problem}") from None
     if not config.models:
         raise InputError("the configuration of the cluster must have at least one model, got none")
-    names = [INGRESS, *map(deployment_name, config.models)]
-    if len({*names}) < len(names):
-        raise InputError(f"names of models must differ in letters and digits, and from {INGRESS!r}: {names[1:]}")
+    deployments = [INGRESS, *map(deployment_name, config.models)]
+    if len({*deployments}) < len(deployments):
+        raise InputError(f"names of models must differ in letters and digits, and from {INGRESS!r}: {deployments[1:]}")
     for name, each in config.models.items():
         each.check(name)
     return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,7 +14,9 @@ from ray import serve
 
 from ..engine.loading import load_with
 from ..errors import DeviceError
+from ..files import cache_directory
 from ..formats.default_model import NAME as DEFAULT_MODEL
+from ..formats.find import find
 from ..gpu import adapters
 from ..server.app import make_routes
 from ..server.limits import limits_of
@@ -32,7 +35,7 @@ _log = logging.getLogger("shaderlm.ray")
 class EngineReplica:
     """What Ray Serve runs in each process. It is there when its model is loaded."""
 
-    async def __init__(self, name: str, config: dict[str, Any]) -> None:
+    async def __init__(self, name: str, config: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         bind_replica()
         cluster = msgspec.convert(config, ClusterConfig)
         self._config, self._name = cluster.models[name], serve.get_replica_context().replica_id.unique_id
@@ -87,8 +90,21 @@ def device_here(config: ModelConfig) -> str:
     return device_of(ids, [each.caps for each in adapters(config.backend)])
 
 
+def _fetch(model: str | None) -> None:
+    """One process after the other: the second one finds the file that the first has fetched."""
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "fetch.lock").open("w") as lock:
+        with suppress(ImportError):  # Windows
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        find(model)
+
+
 def load_served(config: ModelConfig, name: str, device: str, **options: Any) -> ServedModel:
     """The model of a configuration, loaded. Several processes of a machine fetch its file once."""
+    _fetch(config.model)
     model = load_with(
         config.model,
         device=device,

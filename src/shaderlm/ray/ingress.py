@@ -81,7 +81,7 @@ class Named:
             sent = dict(scope["headers"]).get(_REQUEST_HEADER, b"").decode("latin-1")
             # A client's own name may be anything, and would be in the log.
             usable = 0 < len(sent) <= 64 and sent.replace("-", "").replace("_", "").isalnum() and sent.isascii()
-            scope |= {REQUEST: sent if usable else str(uuid4()), PROCESS: "ingress"}
+            scope.update({REQUEST: sent if usable else str(uuid4()), PROCESS: "ingress"})
         await self._app(scope, receive, send)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class ResponseHead:
     headers: list[tuple[bytes, bytes]]
 
 
-async def responses(app: ASGIApp, request: RelayedRequest, process: str) -> AsyncIterator[ResponseHead | bytes]:
+async def responses(app: ASGIApp, request: RelayedRequest, process: str) -> AsyncGenerator[ResponseHead | bytes, None]:
     """What the application answers: a head, and the body as it comes. Who stops reading disconnects the client."""
     messages: asyncio.Queue[Message | None] = asyncio.Queue(_AHEAD)
     gone = asyncio.Event()

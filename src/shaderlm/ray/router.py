@@ -13,7 +13,7 @@ from .versions import check_ray
 check_ray()
 
 
-class PrefixRouter(RequestRouter):
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there where types are checked
     """Chooses a replica by `routing.PrefixRouting`. The first argument of a request has its keys, as `Keys`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
