@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from shaderlm.engine import EngineStats, Histogram
-from shaderlm.ray.metrics import merged
+from shaderlm.ray.metrics import merge
 from shaderlm.ray.pages import BOUNDARIES
 from shaderlm.ray.routing import Keys, PrefixRouting
 from shaderlm.server.metrics import Metrics
@@ -161,7 +161,7 @@ def metrics_bytes(replicas: int) -> tuple[int, int]:
     stats = SimpleNamespace(**fields | {"finished": {}, "token_gaps": Histogram((0.001, 0.01))})
     served: Any = SimpleNamespace(name="m", model=SimpleNamespace(engine=SimpleNamespace(stats=lambda: stats)))
     text = Metrics().text(served).decode()
-    whole = merged([(f"replica{number:05d}", text) for number in range(replicas)], {}, {}).decode()
+    whole = merge([(f"replica{number:05d}", text) for number in range(replicas)], {}, {}).decode()
     return len(whole), sum(not line.startswith("#") for line in whole.splitlines())
 
 

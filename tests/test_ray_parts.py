@@ -17,7 +17,7 @@ from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.ray import loopback, versions
 from shaderlm.ray.adapters import device_of
 from shaderlm.ray.config import ModelConfig, cluster_config, deployment_name
-from shaderlm.ray.metrics import merged
+from shaderlm.ray.metrics import merge
 from shaderlm.ray.pages import BOUNDARIES, PAGE_BYTES, page_hashes, prompt_bytes, session_hash
 from shaderlm.ray.relay import RelayedRequest, ResponseHead, responses
 from shaderlm.ray.routing import Keys, PrefixRouting
@@ -344,7 +344,7 @@ def test_metrics_of_replicas_are_one_text() -> None:
         "# HELP shaderlm:prompt_tokens_total Tokens of prompts\n# TYPE shaderlm:prompt_tokens_total counter\n"
         'shaderlm:prompt_tokens_total{model_name="m"} 3.0\n'
     )
-    lines = merged([("r1", text), ("r2", text)], {"m": {"prefix": 5}}, {"m": 2}).decode().splitlines()
+    lines = merge([("r1", text), ("r2", text)], {"m": {"prefix": 5}}, {"m": 2}).decode().splitlines()
     assert lines.count("# TYPE shaderlm:prompt_tokens_total counter") == 1
     assert 'shaderlm:prompt_tokens_total{model_name="m",replica="r1"} 3.0' in lines
     assert 'shaderlm:prompt_tokens_total{model_name="m",replica="r2"} 3.0' in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ def run_by_ray(
     from ..ray.versions import check_ray
 
     check_ray()
+    logging.disable(logging.INFO)  # Ray tells what it does, and sets its levels again and again
     model = model_options.model
     if model is not None and model.startswith("synthetic:"):
         raise InputError(f"{model} has random weights; give a model's file or name")

@@ -25,7 +25,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 def application(config: ClusterConfig, engine: type[EngineReplica] = EngineReplica) -> serve.Application:
     """The same from a configuration. `engine`: what runs in each replica."""
     plain = msgspec.to_builtins(config)
-    engines = {name: _deployed(engine, name, model).bind(name, plain) for name, model in config.models.items()}
+    engines = {name: _deployment(engine, name, model).bind(name, plain) for name, model in config.models.items()}
     front = serve.deployment(serve.ingress()(Ingress)).options(
         name=INGRESS,
         num_replicas=config.ingress_replicas,
@@ -36,7 +36,7 @@ def application(config: ClusterConfig, engine: type[EngineReplica] = EngineRepli
     return front.bind(plain, engines)
 
 
-def _deployed(engine: type[EngineReplica], name: str, model: ModelConfig) -> serve.Deployment:
+def _deployment(engine: type[EngineReplica], name: str, model: ModelConfig) -> serve.Deployment:
     autoscaling = None
     if model.max_replicas is not None and model.max_replicas > model.replicas:
         autoscaling = AutoscalingConfig(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -125,7 +124,6 @@ def serve_until_signal(
     with _signals() as signals:
         try:
             serve.start(http_options=options, proxy_location="HeadOnly", logging_config=_QUIET)
-            logging.getLogger("ray.serve").setLevel(logging.WARNING)  # Ray has set it just now
             handle = _run(application(config))
             ready(config)
             signals.wait()
@@ -139,7 +137,7 @@ def serve_until_signal(
                 serve.delete(APP)
             if not _other_apps():
                 serve.shutdown()
-        return signals.interrupted
+    return signals.interrupted
 
 
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}

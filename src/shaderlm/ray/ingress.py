@@ -66,10 +66,10 @@ class Ingress:
         config = self._config
         self._front = Front(config, self._handles, limits_of(config.limits))
         guarded = Access(self._front, config.keys, Origins(config.cors_origins), config.host)
-        return Named(Logged(guarded, self._log))
+        return RequestIds(Logged(guarded, self._log))
 
 
-class Named:
+class RequestIds:
     """Gives each request a name, which the logs of all processes have."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -228,7 +228,7 @@ class Front:
         there = {name: routers[deployment_name(name)] for name in self._handles if deployment_name(name) in routers}
         counts = {name: router.routing.counts for name, router in there.items()}
         sizes = {name: len(router.replica_names) for name, router in there.items()}
-        return Response(metrics.merged(texts, counts, sizes), media_type=CONTENT_TYPE)
+        return Response(metrics.merge(texts, counts, sizes), media_type=CONTENT_TYPE)
 
     async def _slots(self, scope: Scope) -> Response:
         slots = list[Any]()

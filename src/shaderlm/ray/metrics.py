@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 
-def merged(
+def merge(
     texts: Iterable[tuple[str, str]], counts: Mapping[str, Mapping[str, int]], replicas: Mapping[str, int]
 ) -> bytes:
     """`texts`: of each replica. Of each model, `counts`: why requests went where they did, and how many `replicas`."""
