@@ -76,7 +76,7 @@ class RayServe:
 
         from shaderlm.ray.app import application
 
-        config = cluster_config({"device": "cpu", "num_cpus": 0, **args})
+        config = cluster_config(args if "models" in args else {"device": "cpu", "num_cpus": 0, **args})
         more = {} if engine is None else {"engine": engine}
         serve.run(application(config, **more), name=APP, route_prefix="/")
         deployed = Deployed(self.url, config)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,37 +74,6 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
             assert texts[f"id-{number}"] == model.chat(messages, max_tokens=4)
     seconds = time.monotonic() - began
     print(f"\n{count:,} requests, killed at {killed}, in {seconds:.0f} s: {done.stderr.splitlines()[-2:]}")
-
-
-@pytest.fixture(scope="module")
-def a_ray() -> Iterator[None]:
-    from shaderlm.ray.cluster import local_ray
-
-    with local_ray(4):
-        yield
-
-
-def test_a_predictor_maps_a_dataset(a_ray: None, tiny: Path) -> None:
-    import ray
-
-    from shaderlm.ray import Predictor
-
-    rows = [request(number) for number in range(12)]
-    rows[5]["body"] = {"messages": 3}
-    table = [{**row, "body": json.dumps(row["body"])} for row in rows]
-    results = ray.data.from_items(table).map_batches(
-        Predictor,
-        fn_constructor_kwargs={"model": str(tiny), "device": "cpu"},
-        compute=ray.data.ActorPoolStrategy(size=1),
-        batch_size=6,
-    )
-    answers = {row["custom_id"]: json.loads(row["result"]) for row in results.take_all()}
-    assert len(answers) == 12
-    assert answers["id-5"]["response"]["status_code"] == 400
-    with load(tiny, device="cpu") as model:
-        for number in (0, 11):
-            content = answers[f"id-{number}"]["response"]["body"]["choices"][0]["message"]["content"]
-            assert content == model.chat(rows[number]["body"]["messages"], max_tokens=4)
 
 
 def test_parquet_holds_requests_and_results(tmp_path: Path) -> None:

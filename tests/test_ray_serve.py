@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from shaderlm import load
 from shaderlm.ray.config import cluster_config
 from shaderlm.ray.versions import TESTED
 
@@ -293,6 +294,34 @@ def test_more_requests_start_a_replica_and_fewer_end_it(serve: RayServe, tiny: P
     assert took <= 10
 
 
+def test_several_models_have_one_front(serve: RayServe, tiny: Path, tmp_path: Path) -> None:
+    other = write_tiny_llama(tmp_path / "other.gguf", context=512, seed=1)
+    models = {
+        "small": {"model": str(tiny), "device": "cpu", "num_cpus": 0, "aliases": ["gpt"]},
+        "large": {"model": str(other), "device": "cpu", "num_cpus": 0},
+    }
+    both = serve.deploy(models=models, api_keys=["one", "two"])
+    with both.client(headers={"Authorization": "Bearer two"}) as http:
+        listed = http.get("/v1/models").json()["data"]
+        assert [(each["id"], each["meta"]["n_ctx"]) for each in listed] == [("small", 4096), ("large", 512)]
+        assert http.get("/v1/models/large").json()["meta"]["n_ctx"] == 512
+        answers = {
+            name: http.post(CHAT, json=body("the", model=name, temperature=0)).json()
+            for name in ("small", "gpt", "large")
+        }
+        assert [each["model"] for each in answers.values()] == ["small", "small", "large"]
+        texts = [each["choices"][0]["message"]["content"] for each in answers.values()]
+        assert texts[0] == texts[1] != texts[2]
+        assert http.post(CHAT, json=body("the")).json()["model"] == "small", "the first one is the default"
+        wrong = http.post(CHAT, json=body("the", model="huge"))
+        assert wrong.status_code == 404
+        assert wrong.json()["error"]["message"] == ("the model 'huge' is not served here; there are 'small', 'large'")
+    with both.client() as http:
+        assert http.post(CHAT, json=body("the")).status_code == 401
+        assert http.get("/metrics").status_code == 401
+        assert http.get("/health").status_code == 200
+
+
 def test_a_second_device_nearly_doubles_the_tokens(serve: RayServe, tiny: Path) -> None:
     """Steps take a fixed time, so that two cores are as many devices as there are replicas."""
     from .timed_replica import TimedReplica
@@ -324,6 +353,39 @@ def test_a_second_device_nearly_doubles_the_tokens(serve: RayServe, tiny: Path) 
 
 def _wait_for_replicas(deployed: Deployed, count: int) -> None:
     until(lambda: len(deployed.samples("shaderlm:num_requests_running")) == count, f"{count} replicas are there")
+
+
+# Ray Data ------------------------------------------------------------------------------------------------
+
+
+def test_a_predictor_maps_a_dataset(serve: RayServe, tiny: Path) -> None:
+    import ray
+
+    from shaderlm.ray import Predictor
+
+    rows = [
+        {
+            "custom_id": f"id-{number}",
+            "method": "POST",
+            "url": CHAT,
+            "body": json.dumps(body(f"{number} the", 4, temperature=0)),
+        }
+        for number in range(12)
+    ]
+    rows[5]["body"] = json.dumps({"messages": 3})
+    results = ray.data.from_items(rows).map_batches(
+        Predictor,
+        fn_constructor_kwargs={"model": str(tiny), "device": "cpu"},
+        compute=ray.data.ActorPoolStrategy(size=1),
+        batch_size=6,
+    )
+    answers = {row["custom_id"]: json.loads(row["result"])["response"] for row in results.take_all()}
+    assert len(answers) == 12
+    assert answers["id-5"]["status_code"] == 400
+    with load(tiny, device="cpu") as model:
+        for number in (0, 11):
+            expected = model.chat([{"role": "user", "content": f"{number} the"}], max_tokens=4, ignore_eos=True)
+            assert answers[f"id-{number}"]["body"]["choices"][0]["message"]["content"] == expected
 
 
 # The manifest --------------------------------------------------------------------------------------------

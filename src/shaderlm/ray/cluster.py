@@ -21,6 +21,7 @@ from .versions import check_ray
 
 APP = "shaderlm"
 _PREFIX = "slm-"  # of folders for Ray's sockets and logs
+_CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # the actor of Ray Serve, by its name
 _STORE_BYTES = 200 << 20  # of Ray's shared memory: requests and answers are no larger than messages
 
 
@@ -118,6 +119,7 @@ def serve_until_signal(
     from .app import application
 
     config = cluster_config(args)
+    _refuse_running_serve()
     options = {"host": http.host, "port": http.port}
     if http.ssl_cert_file is not None:
         options |= {"ssl_certfile": http.ssl_cert_file, "ssl_keyfile": http.ssl_key_file or ""}
@@ -133,10 +135,7 @@ def serve_until_signal(
                 del unfinished
         finally:
             signals.ignore()
-            with suppress(Exception):
-                serve.delete(APP)
-            if not _other_apps():
-                serve.shutdown()
+            serve.shutdown()
     return signals.interrupted
 
 
@@ -168,12 +167,15 @@ def _last_line(text: str) -> str:
     return lines[-1].partition(": ")[2] if lines else ""
 
 
-def _other_apps() -> bool:
-    from ray import serve
+def _refuse_running_serve() -> None:
+    """Its proxy has an address already, which may be another one, and an application that is not ours to end."""
+    import ray
 
-    with suppress(Exception):
-        return any(name != APP for name in serve.status().applications)
-    return False
+    try:
+        ray.get_actor(_CONTROLLER, namespace="serve")
+    except ValueError:  # there is none
+        return
+    raise InputError("Ray Serve runs on that cluster already; deploy with: serve run shaderlm.ray:build_app KEY=VALUE")
 
 
 class _Signals:
