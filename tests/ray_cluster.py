@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -96,6 +100,19 @@ def until(condition: Callable[[], bool], what: str, seconds: float = START_SECON
         assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
         time.sleep(0.05)
     return time.monotonic() - began
+
+
+def processes(text: str) -> dict[int, str]:
+    """Processes whose command line has a text, and those that they started."""
+    table = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [(int(line.split()[0]), int(line.split()[1]), line) for line in table.splitlines()]
+    with_text = {pid: line for pid, _, line in rows if text in line and pid != os.getpid()}
+    return with_text | {pid: line for pid, parent, line in rows if parent in with_text}
+
+
+def nothing_of(pid: int) -> bool:
+    """Has a process that ran Ray left neither processes nor files?"""
+    return not processes(f"/slm-{pid}-") and not [*Path(tempfile.gettempdir()).glob(f"slm-{pid}-*")]
 
 
 @contextmanager

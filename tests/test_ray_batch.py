@@ -17,6 +17,7 @@ from shaderlm import load
 from shaderlm.cli.batch_parquet import ParquetResults, parquet_requests
 from shaderlm.errors import InputError
 
+from .ray_cluster import nothing_of, until
 from .tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
@@ -51,7 +52,7 @@ def results(output: Path) -> list[dict[str, Any]]:
 def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path, count: int, kills: int) -> None:
     requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("".join(json.dumps(request(number)) + "\n" for number in range(count)))
-    began, killed = time.monotonic(), []
+    began, killed, pids = time.monotonic(), list[int](), list[int]()
     for part in range(1, kills + 1):
         child = subprocess.Popen(command(tiny, requests, output), stderr=subprocess.PIPE, start_new_session=True)
         try:
@@ -59,12 +60,16 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
                 time.sleep(0.05)
         finally:
             os.killpg(child.pid, signal.SIGKILL)
-            _, err = child.communicate(timeout=60)
-        assert child.returncode == -signal.SIGKILL, err.decode()
+            _, output_of_child = child.communicate(timeout=60)
+        assert child.returncode == -signal.SIGKILL, output_of_child.decode()
         killed.append(len(results(output)))
-    done = subprocess.run(command(tiny, requests, output), capture_output=True, text=True, timeout=590, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"{killed[-1]:,} of {count:,} requests have a result already" in done.stderr
+        pids.append(child.pid)
+    last = subprocess.Popen(command(tiny, requests, output), stderr=subprocess.PIPE, text=True)
+    _, err = last.communicate(timeout=590)
+    assert last.returncode == 0, err
+    assert f"{killed[-1]:,} of {count:,} requests have a result already" in err
+    for pid in (*pids, last.pid):  # what a killed run could not remove, the next one does
+        until(lambda pid=pid: nothing_of(pid), "no process and no file", 30)
     lines = results(output)
     assert sorted(each["custom_id"] for each in lines) == sorted(f"id-{number}" for number in range(count))
     texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in lines}
@@ -73,7 +78,7 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
             messages = request(number)["body"]["messages"]
             assert texts[f"id-{number}"] == model.chat(messages, max_tokens=4)
     seconds = time.monotonic() - began
-    print(f"\n{count:,} requests, killed at {killed}, in {seconds:.0f} s: {done.stderr.splitlines()[-2:]}")
+    print(f"\n{count:,} requests, killed at {killed}, in {seconds:.0f} s: {err.splitlines()[-2:]}")
 
 
 def test_parquet_holds_requests_and_results(tmp_path: Path) -> None:

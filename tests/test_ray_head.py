@@ -1,4 +1,4 @@
-"""The head of a cluster ends: what clients see, and that a new head serves again. It takes minutes: with --all."""
+"""`shaderlm serve --replicas` to its end, and the end of a cluster's head. It takes minutes: with --all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from shaderlm.ray.cluster import free_port
 from shaderlm.ray.loopback import prepare
 
-from .ray_cluster import until
+from .ray_cluster import nothing_of, processes, until
 from .tiny_models import write_tiny_llama
 
 pytestmark = [
@@ -27,14 +27,6 @@ pytestmark = [
 ]
 
 BODY = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 4}
-
-
-def processes(folder: str) -> dict[int, str]:
-    """Processes whose command line names the folder of this test's Ray, and those that they started."""
-    table = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [(int(line.split()[0]), int(line.split()[1]), line) for line in table.splitlines()]
-    named = {pid: line for pid, _, line in rows if folder in line and pid != os.getpid()}
-    return named | {pid: line for pid, parent, line in rows if parent in named}
 
 
 @contextmanager
@@ -54,10 +46,10 @@ def head(environment: dict[str, str], port: int, folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def served(environment: dict[str, str], ray_port: int, port: int, tiny: Path) -> Iterator[subprocess.Popen[str]]:
+def served(environment: dict[str, str], ray_port: int | None, port: int, tiny: Path) -> Iterator[subprocess.Popen[str]]:
     """`shaderlm serve` on that head, until it answers."""
     command = [sys.executable, "-m", "shaderlm", "serve", "-m", str(tiny), "--device", "cpu", "--port", str(port)]
-    command += ["--replicas", "2", "--ray-address", f"127.0.0.1:{ray_port}"]
+    command += ["--replicas", "2", *([] if ray_port is None else ["--ray-address", f"127.0.0.1:{ray_port}"])]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: child.poll() is not None or answers(port), "the server answers")
@@ -74,6 +66,27 @@ def answers(port: int) -> bool:
         return answer.status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing(tmp_path: Path) -> None:
+    tiny, port = write_tiny_llama(tmp_path / "tiny.gguf", context=4096), free_port("127.0.0.1")
+    body = {**BODY, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with served(dict(os.environ), None, port, tiny) as child:
+        assert child.stderr is not None
+        assert any("is ready on 2 replicas" in line for line in child.stderr), "it says that it is ready"
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            refused = httpx.post(url, json=BODY, timeout=10, trust_env=False)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (503, "unavailable_error")
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        _, err = child.communicate(timeout=120)
+        assert child.returncode == 130, err
+    until(lambda: nothing_of(child.pid), "no process and no file", 30)
+    assert not answers(port)
 
 
 def test_a_new_head_serves_again(tmp_path: Path) -> None:
