@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
     assert last.returncode == 0, err
     assert f"{killed[-1]:,} of {count:,} requests have a result already" in err
     for pid in (*pids, last.pid):  # what a killed run could not remove, the next one does
-        until(lambda pid=pid: nothing_of(pid), "no process and no file", 30)
+        until(partial(nothing_of, pid), "no process and no file", 30)
     lines = results(output)
     assert sorted(each["custom_id"] for each in lines) == sorted(f"id-{number}" for number in range(count))
     texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in lines}
