@@ -73,6 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
     parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
+    parser.addoption("--ray", action="store_true", help="only the tests that need Ray")
     parser.addoption("--browser", action="store_true", help="also open pages and run kernels in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
@@ -80,6 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Where a test leaves the choice of an implementation of WebGPU open, it is this one; already at collection."""
     tiers.choose_tier(config)
+    if config.getoption("--ray"):  # Ray leaves sockets and processes to the end of the program
+        for each in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore::{each}")
     implementation: Implementation = config.getoption("--backend")
     if implementation == "dawn" and dawn.missing() is not None:
         pytest.exit(f"--backend dawn: {dawn.missing()}", 4)
@@ -88,8 +92,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that `--gpu-only` leaves out are not even imported."""
+    """Files that `--gpu-only` or `--ray` leaves out are not even imported."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.getoption("--ray") and is_test and not collection_path.stem.startswith("test_ray"):
+        return True
     return True if config.getoption("--gpu-only") and is_test and collection_path.stem not in _GPU else None
 
 
@@ -109,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     implementation = config.getoption("--backend")
+    if (item.get_closest_marker("ray") is not None) != config.getoption("--ray"):
+        return False
     if item.get_closest_marker("browser"):
         left_out = not config.getoption("--browser")
     else:

@@ -418,14 +418,14 @@ def test_ctrl_c_keeps_what_is_finished(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_lost_device_is_no_result(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    contents, loaded, finish = batch_of(6, asked), captured(monkeypatch), batch._finish
+    contents, loaded, add = batch_of(6, asked), captured(monkeypatch), ResultFile.add
 
-    def lost(*given: Any) -> None:
-        finish(*given)
+    def lost(*given: Any, **options: Any) -> None:
+        add(*given, **options)
         loaded[0].engine._inbox.lost = DeviceError("the device is lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch, "_finish", lost)
+        patched.setattr(ResultFile, "add", lost)
         done = run(tiny, asked, output, "--parallel", 2)
     assert done.code == 1
     count = len(read(output))

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -418,6 +419,19 @@ def test_a_token_that_is_no_longer_valid(hub: tuple[type[_Hub], str], tmp_path: 
     said = _run(endpoint, tmp_path, "pull", "hf:org/expired")
     assert "is HF_TOKEN, or the token of `hf auth login`, still valid?" in said
     assert len(said.splitlines()) == 1
+
+
+def test_processes_that_begin_together_fetch_a_file_once(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    """Replicas of a machine do: each has a process."""
+    kind, endpoint = hub
+    repo = kind.root / "org" / "repo"
+    repo.mkdir()
+    file = write_tiny(repo / "a.gguf", "llama")
+    cache = tmp_path / "cache"
+    with ThreadPoolExecutor() as threads:
+        found = [*threads.map(lambda _: _path(_find(endpoint, cache, "hf:org/repo/a.gguf")), range(3))]
+    assert [path.read_bytes() for path in found] == [file.read_bytes()] * 3
+    assert sum(method == "GET" and path.endswith("a.gguf") for method, path, _ in kind.asked) == 1
 
 
 def test_gguf_files_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:

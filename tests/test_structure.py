@@ -54,15 +54,15 @@ LAYERS: tuple[str, ...] = (
     "models",
     "compile",
 )
-LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "web", "cli")
+LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "web", "ray", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"cli", "bench", "profile", "server", "web"},
+    {"cli", "bench", "profile", "server", "web", "ray"},
     {"runtime", "text"},
     {"compile", "text"},
 )
-ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "server"), ("cli", "web")}
+ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "ray"), ("cli", "server"), ("cli", "web"), ("ray", "server")}
 
 
 @cache

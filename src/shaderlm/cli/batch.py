@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import DeviceError, InputError, ModelError
 from ..install import install_command
 from .batch_files import Line, RequestFile, ResultFile, Results, request_file
+from .batch_parquet import PARQUET, ParquetResults, parquet_requests
+from .batch_ray import run_by_ray
 from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
 from .streaming import tell
 
 if TYPE_CHECKING:
-    from ..engine import Engine, Handle
-    from ..server.routes import Prepared
+    from ..server.batch import BatchResult
     from ..server.served import ServedModel
 
-# How often handles are looked at. Nobody waits for their tokens, so no thread is woken for each of them.
-POLL_SECONDS = 0.01
 SYNC_SECONDS = 1.0
-AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that ends is replaced in the same step
 
 
 @click.command()
@@ -45,6 +40,11 @@ AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that
 @click.option("-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Limit for requests that have none.")
 @click.option("--seed", type=int, metavar="N", help="Seed of requests that have none.")
 @click.option("--retry-failed", is_flag=True, help="Run requests again whose result is an error.")
+@click.option("--ray", "by_ray", is_flag=True, help="Run on several engines, by Ray Data. Takes Parquet, too.")
+@click.option(
+    "--replicas", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Engines with --ray."
+)
+@click.option("--ray-address", metavar="ADDR", help="With --ray: run on this cluster, such as auto or HOST:6379.")
 def batch(
     requests: str,
     output: Path,
@@ -54,6 +54,9 @@ def batch(
     max_tokens: int | None,
     seed: int | None,
     retry_failed: bool,
+    by_ray: bool,
+    replicas: int,
+    ray_address: str | None,
 ) -> None:
     """Run a file of requests, many at once.
 
@@ -62,16 +65,24 @@ def batch(
     where a run was ended. Exit code 1: some results are errors.
     """
     _check_packages()
+    if not by_ray and (replicas != 1 or ray_address is not None):
+        raise click.UsageError("--replicas and --ray-address are for --ray; give it, too.")
     printed = str(output) == "-"
     if not printed and requests != "-" and output.exists() and Path(requests).exists() and output.samefile(requests):
         raise InputError(f"-o must be another file than the requests, got {output} for both")
-    with request_file(requests) as batch_requests, closing(Results() if printed else ResultFile(output)) as results:
+    with _requests(requests, by_ray) as batch_requests, closing(_results(output, by_ray)) as results:
         _check_results(batch_requests, results)
         done = results.ids.keys() - results.failed if retry_failed else results.ids.keys()
         todo = [line for line in batch_requests.lines if line.custom_id not in done]
         if done:
             tell(f"{len(done):,} of {len(batch_requests.lines):,} requests have a result already")
-        if todo:
+        if todo and by_ray:
+            if retry_failed:
+                results.drop_failed()
+            options = {"aliases": names, "n_predict": max_tokens, "seed": seed, "parallel": parallel}
+            came = run_by_ray(batch_requests, todo, model_options, options, replicas, ray_address)
+            _write_all(came, batch_requests, todo, results)
+        elif todo:
             with load_model(model_options) as loaded:
                 from ..engine import EngineOptions
                 from ..formats.default_model import NAME
@@ -92,6 +103,16 @@ def batch(
         tell(f"{results.name} has the results of {len(batch_requests.lines):,} requests{hint}")
     if failed:
         sys.exit(1)
+
+
+def _requests(path: str, by_ray: bool) -> AbstractContextManager[RequestFile]:
+    return parquet_requests(path) if by_ray and path.endswith(PARQUET) else request_file(path)
+
+
+def _results(output: Path, by_ray: bool) -> Results:
+    if str(output) == "-":
+        return Results()
+    return ParquetResults(output) if by_ray and output.suffix == PARQUET else ResultFile(output)
 
 
 def _check_packages() -> None:
@@ -137,45 +158,41 @@ def _check_models(requests: RequestFile, results: Results, served: ServedModel) 
 # Running -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _BatchJob:
-    """A request that runs: one handle, or several for several choices or inputs."""
-
-    line: Line
-    prepared: Prepared
-    handles: Sequence[Handle]
-
-    @property
-    def finished(self) -> bool:
-        return all(handle.finish_reason is not None for handle in self.handles)
-
-
 def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: ServedModel) -> None:
-    """Each request to its result. Ctrl-C ends the program; what is finished is written."""
-    engine, began = served.model.engine, time.monotonic()
-    ahead = AHEAD * (engine.options.parallel or served.model.runner.max_outputs)
-    waiting, running = deque(todo), list[_BatchJob]()
-    total, synced = len(requests.lines), began
+    """Each request to its result, on this machine."""
+    from ..server.batch import POLL_SECONDS, BatchEngine
+
+    engine = served.model.engine
+    came = BatchEngine(served).run_or_wait((line.custom_id, requests.read(line)) for line in todo)
+    _write_all(came, requests, todo, results, lambda: engine.stats().generation_tokens, POLL_SECONDS)
+
+
+def _write_all(
+    came: Iterable[tuple[str, BatchResult] | None],
+    requests: RequestFile,
+    todo: Sequence[Line],
+    results: Results,
+    tokens: Callable[[], int] = lambda: 0,
+    poll_seconds: float = 0.0,
+) -> None:
+    """Write results as they come; None: wait a little. Ctrl-C ends the program; what is finished is written.
+
+    tokens: generated so far, where that is known here.
+    """
+    began = synced = time.monotonic()
+    total = len(requests.lines)
     try:
-        with _progress(total, total - len(todo), engine) as progress, _interrupt() as interrupt:
-            while waiting or running:
+        with _progress(total, total - len(todo), tokens) as progress, _interrupt() as interrupt:
+            for result in came:
                 interrupt()
-                while waiting and sum(len(job.handles) for job in running) < ahead:
-                    line = waiting.popleft()
-                    job = _started(served, line, requests.read(line), results)
-                    running += [] if job is None else [job]
-                finished = [job for job in running if job.finished]
-                running = [job for job in running if not job.finished]
-                for job in finished:
-                    _finish(job, served, results)
+                if result is None:
+                    time.sleep(poll_seconds)
+                elif result[0] not in results.ids:  # a request may run twice where an actor was lost
+                    results.add(result[0], result[1].line, failed=result[1].failed)
                 progress(len(results.ids))
-                if engine.lost is not None:
-                    raise engine.lost
                 if time.monotonic() - synced > SYNC_SECONDS:
                     results.sync()
                     synced = time.monotonic()
-                if not finished:
-                    time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         tell(f"interrupted: {len(results.ids):,} of {total:,} results are written{results.hint}")
         sys.exit(130)
@@ -183,8 +200,9 @@ def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: 
         done = f"{len(results.ids):,} of {total:,} results are written{results.hint}"
         raise DeviceError(f"{problem}. {done}") from problem
     results.sync()
-    seconds, tokens = time.monotonic() - began, engine.stats().generation_tokens
-    tell(f"{len(todo):,} requests in {seconds:.1f} s: {tokens:,} tokens, {tokens / seconds:.1f} tok/s")
+    seconds, count = time.monotonic() - began, tokens()
+    speed = f"{count:,} tokens, {count / seconds:.1f} tok/s" if count else f"{len(todo) / seconds:.1f} requests/s"
+    tell(f"{len(todo):,} requests in {seconds:.1f} s: {speed}")
 
 
 @contextmanager
@@ -212,66 +230,8 @@ def _interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _started(served: ServedModel, line: Line, call: dict[str, Any], results: Results) -> _BatchJob | None:
-    """The request on its way; None where it is an error, which is written."""
-    from ..server.errors import ApiError
-    from ..server.prepare import prepare
-
-    handles: list[Handle] = []
-    try:
-        method, url, body = (call.get(name) for name in ("method", "url", "body"))
-        if method != "POST":
-            raise ApiError(405, f"method must be POST, got {method!r}", param="method")
-        if not isinstance(url, str) or not isinstance(body, dict):
-            raise ApiError(400, f"url must be a text and body an object, got {url!r} and {type(body).__name__}")
-        prepared = prepare(served, url, json.dumps(body).encode())
-        if prepared.stream:
-            raise ApiError(400, "stream: a batch has whole answers; leave it out", param="stream")
-        for request in prepared.requests:
-            handles.append(served.model.engine.submit(request))
-        return _BatchJob(line, prepared, handles)
-    except Exception as problem:
-        for handle in handles:
-            handle.cancel()
-        if served.model.engine.lost is None:
-            _write_error(line, problem, results)
-        return None
-
-
-def _write_error(line: Line, problem: Exception, results: Results) -> None:
-    """There is no log: an unexpected problem is named."""
-    from ..server.errors import ApiError, api_error
-
-    error = api_error(problem)
-    if error.status == 500:
-        error = ApiError(500, f"{type(problem).__name__}: {problem}")
-    _write(line, error.status, error.body(), {"code": error.type, "message": str(error)}, results)
-
-
-def _finish(job: _BatchJob, served: ServedModel, results: Results) -> None:
-    """Write the result of a request that is finished. A lost device is no result: the request runs again later."""
-    try:
-        for handle in job.handles:
-            handle.result()
-        body = job.prepared.response(job.handles)
-    except Exception as problem:
-        if served.model.engine.lost is None:
-            _write_error(job.line, problem, results)
-    else:
-        _write(job.line, 200, body, None, results)
-
-
-def _write(line: Line, status: int, body: Any, error: dict[str, str] | None, results: Results) -> None:
-    import msgspec
-
-    request = line.id.removeprefix("batch_")
-    response = {"status_code": status, "request_id": request, "body": body}
-    result = {"id": line.id, "custom_id": line.custom_id, "response": response, "error": error}
-    results.add(line.custom_id, msgspec.json.encode(result), failed=error is not None)
-
-
 @contextmanager
-def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, done: int, tokens: Callable[[], int]) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal's standard error, gone afterwards; the function is told how many results there are."""
     if not sys.stderr.isatty():
         yield lambda done: None
@@ -283,7 +243,7 @@ def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int],
     task = bars.add_task("", total=total, completed=done)
 
     def update(done: int) -> None:
-        speed = engine.stats().generation_tokens / max(1e-9, time.monotonic() - began)
+        speed = tokens() / max(1e-9, time.monotonic() - began)
         bars.update(task, completed=done, description=f"{speed:,.0f} tok/s")
 
     with bars:

@@ -7,7 +7,6 @@ by `custom_id`, and by an id that is made from the request: a request that was c
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -19,10 +18,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import InputError, ShaderlmError
 from ..files import atomic_write
+from ..server.batch_ids import PREFIX, request_id
 
 SHOWN = 3  # problems of a file that are told
-_ID = "batch_req_"
-_BEGINNING = f'{{"id":"{_ID}'.encode()  # of each result
+_BEGINNING = f'{{"id":"{PREFIX}'.encode()  # of each result
 
 
 class Line(NamedTuple):
@@ -100,13 +99,7 @@ class RequestFile:
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):
             self.models.setdefault(model, number)
-        return Line(number, offset, custom_id, _id(request))
-
-
-def _id(request: dict[str, object]) -> str:
-    """The same for the same request, in whatever order its fields are."""
-    fields = [request.get(name) for name in ("custom_id", "method", "url", "body")]
-    return _ID + hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]
+        return Line(number, offset, custom_id, request_id(request))
 
 
 class Results:
@@ -178,7 +171,7 @@ class ResultFile(Results):
         """Take errors out of the file, all at once."""
         with self._writing(), atomic_write(self._path) as successes, open(self._path, "rb") as file:
             for text in file:
-                result = _result(text)
+                result = result_of(text)
                 if result is not None and not result.failed:
                     successes.write(text)
         before, self._fd = self._fd, self._opened()
@@ -215,7 +208,7 @@ class ResultFile(Results):
         whole = 0  # bytes of whole lines
         with open(self._path, "rb") as file:
             for number, text in enumerate(file, 1):
-                result = _result(text)
+                result = result_of(text)
                 ended = text.endswith(b"\n")
                 if result is None and text.strip():
                     if ended or text[: len(_BEGINNING)] != _BEGINNING[: len(text)]:
@@ -234,20 +227,22 @@ class ResultFile(Results):
                         self.failed.add(result.custom_id)
 
 
-class _Result(NamedTuple):
+class Result(NamedTuple):
+    """What a line of results says."""
+
     custom_id: str
     id: str
     failed: bool
     model: str | None
 
 
-def _result(text: bytes) -> _Result | None:
+def result_of(text: bytes) -> Result | None:
     """What a line says; None where it is not a result."""
     try:
         record = json.loads(text)
         response = record["response"]
         failed = record["error"] is not None or response["status_code"] != 200
-        result = _Result(record["custom_id"], record["id"], failed, None if failed else response["body"]["model"])
+        result = Result(record["custom_id"], record["id"], failed, None if failed else response["body"]["model"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return result if isinstance(result.custom_id, str) and isinstance(result.id, str) else None

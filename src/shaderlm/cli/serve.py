@@ -24,9 +24,9 @@ from .prompts import read_text
 from .streaming import tell
 
 if TYPE_CHECKING:
-    from ..engine import LanguageModel
     from ..gpu import Backend
     from ..server.limits import Limits
+    from ..server.loading import ServeOptions
     from ..server.served import ServedModel
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -141,6 +141,13 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 )
 @click.option("--log-file", type=click.Path(dir_okay=False), help="Log requests to this file, instead of stderr.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of a line.")
+@click.option(
+    "--replicas", type=click.IntRange(1), metavar="N", help="Serve by so many replicas. Needs the extra `ray`."
+)
+@click.option(
+    "--max-replicas", type=click.IntRange(1), metavar="N", help="Start more of them under load, up to so many."
+)
+@click.option("--ray-address", metavar="ADDR", help="Run the replicas on this Ray cluster, such as auto or HOST:6379.")
 @click.option("-v", "--verbose", is_flag=True, help="Log every request, also /health, /metrics, /slots and the page.")
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
@@ -165,6 +172,7 @@ def serve(
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
     from ..server.limits import limits_of
+    from ..server.loading import serve_model
     from ..server.request_log import RequestLog
     from ..server.running import allow_connections, make_server
     from ..server.service import Service
@@ -188,6 +196,15 @@ def serve(
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
         if quantize:
             raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
+    if any(options[name] is not None for name in ("replicas", "max_replicas", "ray_address")):
+        from .serve_replicas import serve_replicas
+
+        how = {"backend": backend, "precision": precision, "no_tune": no_tune, "ignore_keys": ignore_keys}
+        sys.exit(
+            serve_replicas(
+                model, device, keys, template, {**options, **how, "quantize": quantize, "ctx_size": ctx_size}
+            )
+        )
     origins = Origins(options["cors_origins"] or ("localhost",))
     limits = limits_of(options["limits"])
     _log_to_stderr()
@@ -211,7 +228,7 @@ def serve(
             quantize=quantize,
             deterministic=options["deterministic"],
         )
-        return _served(loaded, model or DEFAULT_MODEL, template, limits, options)
+        return serve_model(loaded, model or DEFAULT_MODEL, _serve_options(template, limits, options), status)
 
     address = ""
 
@@ -351,45 +368,16 @@ def _check_model(
     check_device(device, backend)
 
 
-def _served(
-    model: LanguageModel, source: str, template: str | None, limits: Limits, options: dict[str, Any]
-) -> ServedModel:
-    """The model with the server's options. One that does not take them is closed again."""
-    from ..engine import EngineOptions
-    from ..server.served import ServedModel
-    from ..text import RenderLimits
+def _serve_options(template: str | None, limits: Limits, options: dict[str, Any]) -> ServeOptions:
+    from ..server.loading import ServeOptions
 
-    try:
-        model.limit(RenderLimits(limits.template_seconds, limits.template_bytes), limits.grammar_seconds)
-        if template is not None:
-            model.use_chat_template(template)
-        memory = options["kv_memory"]
-        tokens = None if memory is None else model.engine.tokens_for(memory)
-        if tokens == 0:
-            raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
-        shared = options["share_prefixes"]
-        model.engine.configure(EngineOptions(options["parallel"], options["queue"], tokens, share_prefixes=shared))
-        if model.has_chat_template:  # what the first request would wait for: the template is compiled
-            with suppress(InputError, ModelError):
-                model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
-        if options["warmup"]:
-            with status("compiling kernels"):
-                model.runner.warm_up()
-            with suppress(InputError):  # without llguidance, requests that need it are told so
-                model.prepare_grammars()
-    except BaseException:
-        model.close()
-        raise
-    n_predict = options["n_predict"]
-    return ServedModel(
-        model,
+    same = ("n_predict", "seed", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup")
+    return ServeOptions(
         names=options["aliases"],
-        n_predict=None if n_predict is None or n_predict < 0 else n_predict,
-        seed=options["seed"],
         reasoning=options["reasoning_format"],
-        embedding=options["embedding"],
         limits=limits,
-        source=source,
+        chat_template=template,
+        **{name: options[name] for name in same},
     )
 
 

@@ -277,6 +277,32 @@ def _routing_error(request: Request, problem: HTTPException) -> ApiError:
     return ApiError(404, f"there is no {request.url.path}; /openapi.json lists what there is")
 
 
+def route_of(path: str) -> str:
+    """The route that a path belongs to, as the log names it; "-" if there is none."""
+    for endpoint in ENDPOINTS:
+        name, _, parameter = endpoint.path.partition("{")
+        if path == name or (parameter and path.startswith(name) and len(path) > len(name)):
+            return endpoint.path
+    return "-"
+
+
+def make_routes(service: Service, *, web: Export | None = None) -> ASGIApp:
+    """All routes over a service, for requests that were let in: their scope says who asks."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    expected = (ApiError, ShaderlmError, RecursionError, HTTPException, ClientDisconnect)
+    return Starlette(
+        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *_static_routes(service, web)],
+        lifespan=lifespan,
+        exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
+    )
+
+
 def make_app(
     service: Service,
     *,
@@ -287,18 +313,5 @@ def make_app(
     log: RequestLog | None = None,
 ) -> ASGIApp:
     """The application over a service that may still load its model. `web`: what `/web/` has."""
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.start()
-        yield
-        await service.stop()
-
-    expected = (ApiError, ShaderlmError, RecursionError, HTTPException, ClientDisconnect)
-    app = Starlette(
-        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *_static_routes(service, web)],
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
-    )
-    guarded = Access(app, keys, origins, host)
+    guarded = Access(make_routes(service, web=web), keys, origins, host)
     return guarded if log is None else Logged(guarded, log)

@@ -24,6 +24,8 @@ from ..errors import InputError
 from .access import CLIENT
 
 ROUTE, HANDLES = "shaderlm.route", "shaderlm.handles"  # in the scope of a request
+# Where several processes serve: what the request is called in all of their logs, and which one writes this line.
+REQUEST, PROCESS = "shaderlm.request", "shaderlm.process"
 Format = Literal["text", "json"]
 _MAX_WAITING = 10_000  # lines
 _END_SECONDS = 2.0  # for the last ones
@@ -122,6 +124,7 @@ def _entry(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
         "status": status,
         "seconds": round(seconds, 4),
     }
+    entry |= {name: scope[key] for name, key in (("request", REQUEST), ("process", PROCESS)) if key in scope}
     if scope.get(CLIENT) is not None:
         entry["key"] = int(scope[CLIENT]) + 1  # its number, in the order in which keys were given
     handles: Sequence[Handle] = scope.get(HANDLES, ())
@@ -156,4 +159,5 @@ def _text(entry: dict[str, Any]) -> str:
             f"queue {entry['queue_seconds']:.3f} s, prompt {entry['prompt_seconds']:.3f} s, "
             f"decode {entry['decode_seconds']:.3f} s, {'/'.join(entry['finish'])},"
         )
-    return f"{line} {entry['seconds']:.3f} s"
+    names = f" {entry['process']} {entry['request']}" if "request" in entry else ""
+    return f"{line} {entry['seconds']:.3f} s{names}"

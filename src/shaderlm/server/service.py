@@ -74,8 +74,10 @@ class Service:
         metrics: bool = False,
         slots: bool = True,
         limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
+        reload: bool = True,
     ) -> None:
-        self._load, self.limits = load, limits
+        """`reload`: load the model again after its device is lost. Otherwise another service takes its place."""
+        self._load, self.limits, self._reload = load, limits, reload
         self._served: ServedModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self.failure: Exception | None = None  # why there will be no model
@@ -94,6 +96,14 @@ class Service:
         """Load the model. Requests get a 503 meanwhile."""
         if self._load is not None:
             self._loading = asyncio.create_task(self._loaded(None))
+
+    async def wait_loaded(self) -> ServedModel:
+        """The model, once it is loaded. What ended the load is raised."""
+        if self._loading is not None:
+            await self._loading
+        if self.failure is not None:
+            raise self.failure
+        return self.served
 
     async def _loaded(self, lost: ServedModel | None) -> None:
         assert self._load is not None
@@ -131,12 +141,13 @@ class Service:
         lost = self._served.model.engine.lost
         if lost is not None:
             self._recover()
-            raise unavailable(f"the device is lost, and the model is loaded again: {lost}")
+            what = "and the model is loaded again" if self._reload else "and this replica ends"
+            raise unavailable(f"the device is lost, {what}: {lost}")
         return self._served
 
     def _recover(self) -> None:
         """Load the model again, unless the server ends. If that fails, the server ends."""
-        if self._ending:
+        if self._ending or not self._reload:
             return
         lost, self._served = self._served, None
         if lost is not None:
@@ -193,6 +204,11 @@ class Service:
             if seconds:
                 _log.warning("requests that are not over after %g s end now", seconds)
             await self.end_requests()
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why the device computes nothing any more; None if it does, or if there is no model."""
+        return None if self._served is None else self._served.model.engine.lost
 
     @property
     def requests(self) -> int:

@@ -1,0 +1,73 @@
+"""From a loaded model to one that is served: its template, its limits, its engine, and what is compiled beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from ..engine import EngineOptions, LanguageModel
+from ..errors import InputError, ModelError
+from ..text import RenderLimits
+from .limits import Limits
+from .served import ServedModel
+
+Status = Callable[[str], AbstractContextManager[None]]  # says what is being done
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What a server decides about a model. `n_predict` below 0: until the end, as None."""
+
+    names: tuple[str, ...] = ()
+    n_predict: int | None = None
+    seed: int | None = None
+    reasoning: Literal["auto", "none"] = "auto"
+    embedding: bool = False
+    limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
+    chat_template: str | None = None
+    parallel: int | None = None
+    queue: int | None = None
+    kv_memory: int | None = None  # bytes
+    share_prefixes: bool = False
+    warmup: bool = True
+
+
+def serve_model(
+    model: LanguageModel, source: str, options: ServeOptions, status: Status = lambda text: nullcontext()
+) -> ServedModel:
+    """The model with the server's options. One that does not take them is closed again."""
+    limits = options.limits
+    try:
+        model.limit(RenderLimits(limits.template_seconds, limits.template_bytes), limits.grammar_seconds)
+        if options.chat_template is not None:
+            model.use_chat_template(options.chat_template)
+        memory = options.kv_memory
+        tokens = None if memory is None else model.engine.tokens_for(memory)
+        if tokens == 0:
+            raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
+        engine = EngineOptions(options.parallel, options.queue, tokens, share_prefixes=options.share_prefixes)
+        model.engine.configure(engine)
+        if model.has_chat_template:  # what the first request would wait for: the template is compiled
+            with suppress(InputError, ModelError):
+                model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
+        if options.warmup:
+            with status("compiling kernels"):
+                model.runner.warm_up()
+            with suppress(InputError):  # without llguidance, requests that need it are told so
+                model.prepare_grammars()
+    except BaseException:
+        model.close()
+        raise
+    predict = options.n_predict
+    return ServedModel(
+        model,
+        names=options.names,
+        n_predict=None if predict is None or predict < 0 else predict,
+        seed=options.seed,
+        reasoning=options.reasoning,
+        embedding=options.embedding,
+        limits=limits,
+        source=source,
+    )
