@@ -52,6 +52,7 @@ class PackedRunner(NumpyRunner):
         with ThreadPoolExecutor(cores(), "weights") as pool:
             loading = [pool.submit(self._parts_of, *each, source, done) for each in stretches]
             parts = [future.result() for future in loading]
+        done.end()
         self._layers = [part for each in parts[: len(layers)] for part in each]
         self._head_parts = [part for each in parts[len(layers) :] for part in each]
         weights = {each.name: each for each in numpy_weights(stretches)}
@@ -173,6 +174,10 @@ class _LoadProgress:
             self._done += nbytes
             if self._progress:
                 self._progress(min(self._done, self._total), self._total)
+
+    def end(self) -> None:
+        """Everything is loaded. onnxruntime's own copies of factors are in the total, and not in what was added up."""
+        self.add(max(0, self._total - self._done))
 
 
 def _arrays(translation: Translation, source: Source) -> dict[str, NDArray[Any]]:
