@@ -318,7 +318,7 @@ def test_a_repository_that_was_interrupted_is_removed(hub: tuple[type[_Hub], str
         process.kill()
     folder = cache / "hub" / "models--org--repo"
     assert any(path.stat().st_size > 10_000 for path in (folder / "blobs").iterdir())
-    assert re.search("interrupted downloads; .*\nhf:org/repo +[0-9.]+ [MK]iB ", _run(endpoint, cache, "models"))
+    assert re.search("interrupted downloads; .*\nhf:org/repo +[0-9.]+ [kM]B ", _run(endpoint, cache, "models"))
     assert "removed hf:org/repo, " in _run(endpoint, cache, "rm", "hf:org/repo")
     assert not folder.exists()
     assert "there is no model" in _run(endpoint, cache, "rm", "hf:org/repo")
