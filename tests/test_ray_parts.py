@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shaderlm.cli.serve_replicas import resources
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.ray import loopback, versions
@@ -152,6 +154,32 @@ def test_prompts_share_the_hashes_of_whole_pages() -> None:
 )
 def test_every_route_has_a_prompt(body: dict[str, Any]) -> None:
     assert len(page_hashes(prompt_bytes(body), None, "m")) >= 1
+
+
+def test_a_hostile_prompt_costs_little() -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = {"a": [deep]}
+    assert prompt_bytes({"prompt": "z", "input": deep}) == b"z"
+    nested: Any = "y" * PAGE_BYTES
+    for _ in range(5000):
+        nested = [nested]
+    assert len(page_hashes(prompt_bytes({"prompt": nested}), None, "m")) == 1
+    most = BOUNDARIES[-1] * PAGE_BYTES
+    assert most <= len(prompt_bytes({"prompt": [[7] * 1000] * 1000})) <= most + 10, "no more than is hashed"
+    assert len(page_hashes(prompt_bytes({"prompt": [7] * 1_000_000}), None, "m")) == len(BOUNDARIES)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+def test_all_replicas_fit_on_the_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray puts a share on one GPU, and rounds it up to parts of 10,000."""
+    monkeypatch.setattr("shaderlm.ray.adapters.gpus_of", lambda listed: list(range(gpus)))
+    for replicas in range(1, 40):
+        has, told = resources("auto", replicas)
+        share = math.ceil(has["num_gpus"] * 10_000 - 1e-6)
+        assert told == gpus
+        assert share <= 10_000
+        assert gpus * (10_000 // share) >= replicas
 
 
 def test_tools_come_first() -> None:

@@ -196,6 +196,9 @@ def serve(
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
         if quantize:
             raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
+    host = options["host"]
+    if not hosts_only and not keys and not is_loopback(host):
+        tell(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it")
     if any(options[name] is not None for name in ("replicas", "max_replicas", "ray_address")):
         from .serve_replicas import serve_replicas
 
@@ -208,12 +211,9 @@ def serve(
     origins = Origins(options["cors_origins"] or ("localhost",))
     limits = limits_of(options["limits"])
     _log_to_stderr()
-    host = options["host"]
     if web is not None and not is_loopback(host) and options["ssl_cert_file"] is None:
         only = "only here" if host in _ANY_HOST else "nowhere"
         tell(f"shaderlm: {_INSECURE} {only}")
-    if not hosts_only and not keys and not is_loopback(host):
-        tell(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it")
 
     def load() -> ServedModel:
         loaded = load_any(

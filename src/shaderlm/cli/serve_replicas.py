@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from .streaming import tell
 if TYPE_CHECKING:
     from ..ray.config import ClusterConfig
 
+_RAY_PARTS = 10_000
 _SAME = ("queue", "kv_memory", "share_prefixes", "n_predict", "seed", "reasoning_format", "embedding", "warmup")
 _ALSO_SAME = ("deterministic", "drain", "backend", "precision", "quantize")
 
@@ -32,7 +34,8 @@ def serve_replicas(
     host, replicas, address = options["host"], options["replicas"] or 1, options["ray_address"]
     http = HttpOptions(host, options["port"] or free_port(host), options["ssl_cert_file"], options["ssl_key_file"])
     http.check_free()
-    has, gpus = resources(device, replicas) if address is None else ({"device": device}, 0)
+    most = max(replicas, options["max_replicas"] or 0)
+    has, gpus = resources(device, most) if address is None else ({"device": device}, 0)
     args = {
         "models": {model or _default(): _model_args(model, template, options) | has},
         "host": host,
@@ -51,7 +54,7 @@ def serve_replicas(
         tell(f"listening on {http.url}")
         tell(f"{name} is ready on {replicas} replicas: {http.url}/v1 is for OpenAI's clients")
 
-    with local_ray(replicas, gpus) if address is None else ray_at(address):
+    with local_ray(most, gpus) if address is None else ray_at(address):
         interrupted = serve_until_signal(args, http, ready, options["drain"])
     return 130 if interrupted else 0
 
@@ -99,4 +102,6 @@ def resources(device: str, replicas: int) -> tuple[dict[str, Any], int]:
     if gpus == 0:
         tell("shaderlm: there is no GPU, the replicas compute on the CPU")
         return {"device": "cpu"}, 0
-    return {"device": "auto", "num_gpus": min(1.0, gpus / replicas)}, gpus
+    # A share lies on one GPU, and Ray counts it in parts of 10,000.
+    share = math.floor(_RAY_PARTS / math.ceil(replicas / gpus)) / _RAY_PARTS
+    return {"device": "auto", "num_gpus": share}, gpus

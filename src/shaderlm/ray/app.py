@@ -25,7 +25,9 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 def application(config: ClusterConfig, engine: type[EngineReplica] = EngineReplica) -> serve.Application:
     """The same from a configuration. `engine`: what runs in each replica."""
     plain = msgspec.to_builtins(config)
-    engines = {name: _deployment(engine, name, model).bind(name, plain) for name, model in config.models.items()}
+    # Keys are checked in front. An engine with them in its arguments would start again whenever they change.
+    without_keys = msgspec.to_builtins(msgspec.structs.replace(config, api_keys=(), api_key_file=None))
+    engines = {name: _deployment(engine, name, model).bind(name, without_keys) for name, model in config.models.items()}
     front = serve.deployment(serve.ingress()(Ingress)).options(
         name=INGRESS,
         num_replicas=config.ingress_replicas,

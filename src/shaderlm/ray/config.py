@@ -66,10 +66,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check(self, name: str) -> None:
         """What cannot be deployed is an InputError."""
-        least = {"replicas": 1, "parallel": 1, "queue": 0, "num_cpus": 0, "drain": 0, "upscale_seconds": 0}
+        least: dict[str, float] = {"replicas": 1, "parallel": 1, "queue": 1, "num_cpus": 0, "drain": 0}
+        least |= {"upscale_seconds": 0, "downscale_seconds": 0, "health_seconds": 0.1}
         for field, low in least.items():
             if getattr(self, field) < low:
-                raise InputError(f"{field} of {name} must be at least {low}, got {getattr(self, field)}")
+                raise InputError(f"{field} of {name} must be at least {low:g}, got {getattr(self, field)}")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise InputError(
                 f"max_replicas of {name} must be at least replicas, got {self.max_replicas} and {self.replicas}"

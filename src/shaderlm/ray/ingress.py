@@ -44,6 +44,7 @@ _REQUEST_HEADER = b"x-request-id"  # Ray's proxy adds one to requests that have 
 _FIRST_SECONDS = 2.0  # for a replica to answer the first question for health
 _ASK_SECONDS = 10.0  # for the answers of all replicas
 _RETRY_SECONDS = 1  # a request whose replica is gone finds another one at once
+_SMALL_BODY_BYTES = 1 << 16
 _DRAIN_POLL_SECONDS = 0.05
 _log = logging.getLogger("shaderlm.ray")
 
@@ -138,7 +139,8 @@ class Front:
                 return await self._models(scope)
         body = await read_body(Request(scope, receive), self._limits)
         request = _relayed(scope, body)
-        name, keys = self._route(request)
+        small = len(body) <= _SMALL_BODY_BYTES  # a large one takes long to read, and all streams would wait
+        name, keys = self._route(request) if small else await asyncio.to_thread(self._route, request)
         await self._relay(name, replace(request, keys=keys), scope, receive, send)
         return None
 

@@ -19,6 +19,7 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Before Ray is imported, in the process that starts it."""
     no_statistics(environment)
     environment[_NO_CLUSTER] = "0"
+    environment.setdefault("RAY_DEDUP_LOGS", "0")  # it takes lines of the request log for the same one
     # Seconds to say how much there is to do. A busy processor takes more than Ray's 0.1, and each time is a warning.
     environment.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
     if not any(name in environment for name in _TOKENS):

@@ -17,21 +17,30 @@ PAGE_BYTES = 512
 # Pages after which a hash is taken. Their distance grows with the prompt, so that a router remembers a few hashes of
 # each, and a turn of a conversation still begins with most of the one before.
 BOUNDARIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_MOST_BYTES = BOUNDARIES[-1] * PAGE_BYTES  # more is not hashed
 # Fields of the routes' bodies that make the prompt, in the order in which templates write them.
 _FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input")
 
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
-    """The prompt of a request's body, as bytes that begin alike where prompts do."""
-    return b"\n".join(_spelled(body[name]) for name in _FIELDS if body.get(name) is not None)
+    """The beginning of the prompt of a request's body, as bytes that begin alike where prompts do.
 
-
-def _spelled(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    if isinstance(value, list):  # messages one by one: a longer conversation begins like a shorter one
-        return b"\n".join(map(_spelled, value))
-    return msgspec.json.encode(value)
+    Messages one by one: a longer conversation begins like a shorter one. What is nested too deep ends it.
+    """
+    parts: list[bytes] = []
+    size, todo = 0, [body[name] for name in reversed(_FIELDS) if body.get(name) is not None]
+    while todo and size <= _MOST_BYTES:
+        value = todo.pop()
+        if isinstance(value, list):
+            todo.extend(reversed(value))
+            continue
+        try:
+            part = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else msgspec.json.encode(value)
+        except RecursionError:
+            break
+        parts.append(part)
+        size += len(part) + 1
+    return b"\n".join(parts)
 
 
 def page_hashes(prompt: bytes, client: str | None, model: str) -> list[int]:
