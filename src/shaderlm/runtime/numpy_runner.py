@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 
 from ..graph import interpret
 from ..graph.batch import PAGE
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Tensor
 from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
@@ -115,7 +115,7 @@ class NumpyRunner(Runner):
         pools = {}
         for name, tensor in self._states.items():
             dtype = np.float16 if tensor.format == "f16" else np.float32
-            pools[name] = np.zeros((pages * PAGE, *tensor.shape[1:]), dtype)
+            pools[name] = np.zeros(self._pool_shape(tensor, pages), dtype)
             if name in self._pools:
                 pools[name][: len(self._pools[name])] = self._pools[name]
         self._pools = pools  # all or nothing
@@ -125,9 +125,16 @@ class NumpyRunner(Runner):
         for reserved in changed:
             for source, target in reserved.copies:
                 for pool in self._pools.values():
-                    pool[target * PAGE : (target + 1) * PAGE] = pool[source * PAGE : (source + 1) * PAGE]
+                    self._copy_page(pool, source, target)
             for index, page in reserved.entries:
                 self._page_table[index] = page
+
+    def _pool_shape(self, tensor: Tensor, pages: int) -> tuple[int, ...]:
+        """Of the keys or values of a layer."""
+        return (pages * PAGE, *tensor.shape[1:])
+
+    def _copy_page(self, pool: NDArray[Any], source: int, target: int) -> None:
+        pool[target * PAGE : (target + 1) * PAGE] = pool[source * PAGE : (source + 1) * PAGE]
 
     def _reserve_positions(self, positions: int) -> None:
         if any(len(self._tables.get(name, ())) < positions for name in self.config.ropes):

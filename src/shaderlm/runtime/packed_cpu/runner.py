@@ -7,7 +7,7 @@ attention reads them there. What neither can be a node of ONNX nor has code here
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ...graph.graph import Graph, Node
+from ...graph.graph import Graph, Node, Tensor
 from ...models.architecture import Architecture
 from ...models.config import Config
 from ..numpy_runner import NumpyRunner
-from ..pages import Reserved
 from ..runner import F32
 from ..weights import Progress, Source, dense
 from .attention import BatchAttention, pool_shape
@@ -79,23 +78,11 @@ class PackedRunner(NumpyRunner):
                 return AttentionPart(node)
         return NumpyPart(i)
 
-    def _grow(self, pages: int) -> None:
-        pools = {}
-        for name, tensor in self._states.items():
-            dtype = np.float16 if tensor.format == "f16" else np.float32
-            pools[name] = np.zeros(pool_shape(name, pages, *tensor.shape[1:]), dtype)
-            if name in self._pools:
-                pools[name][: len(self._pools[name])] = self._pools[name]
-        self._pools = pools  # all or nothing
-        self.pool.grow(pages)
+    def _pool_shape(self, tensor: Tensor, pages: int) -> tuple[int, ...]:
+        return pool_shape(tensor.name, pages, *tensor.shape[1:])
 
-    def _apply(self, changed: Sequence[Reserved]) -> None:
-        for reserved in changed:
-            for source, target in reserved.copies:
-                for pool in self._pools.values():
-                    pool[target] = pool[source]
-            for index, page in reserved.entries:
-                self._page_table[index] = page
+    def _copy_page(self, pool: NDArray[Any], source: int, target: int) -> None:
+        pool[target] = pool[source]
 
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
         self.check_device()
