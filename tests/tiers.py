@@ -20,10 +20,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test
 
 TABLE = Path(__file__).parent / "data" / "durations.json"
 LIMIT = 2.5  # seconds
 LEAST = 0.5  # seconds that the table lists
+_FEWER = 4
 _UNLISTED = 0.05  # seconds of a test that is not in the table
 
 # Fixtures that are a device, and parameters that stand for one.
@@ -40,7 +42,7 @@ def choose_tier(config: pytest.Config) -> None:
 
 def examples(count: int) -> int:
     """How many examples a property test draws: a quarter by default."""
-    return max(1, count // 4) if runs_by_default() else count
+    return max(1, count // _FEWER) if runs_by_default() else count
 
 
 def runs_by_default() -> bool:
@@ -86,8 +88,9 @@ def name_of(nodeid: str) -> str:
 
 
 def seconds(item: pytest.Item, implementation: str) -> float:
-    """What a test takes, as recorded."""
-    return durations(implementation).get(name_of(item.nodeid), _UNLISTED)
+    """What a test takes in this tier, by what it took in the full one."""
+    recorded = durations(implementation).get(name_of(item.nodeid), _UNLISTED)
+    return recorded / _FEWER if runs_by_default() and is_hypothesis_test(getattr(item, "obj", None)) else recorded
 
 
 def group_of(item: pytest.Item) -> str:
