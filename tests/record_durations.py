@@ -1,4 +1,5 @@
-"""Renews `tests/data/durations.json`: `./dev test --full -p tests.record_durations`, on two cores that do nothing else.
+"""Renews `tests/data/durations.json`: `./dev test --full -p tests.record_durations`, and then the same without `--full`,
+on two cores that do nothing else.
 
 A plugin of pytest.
 """
@@ -15,7 +16,8 @@ _took = Counter[str]()  # seconds with set-up and tear-down
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _took[tiers.name_of(report.nodeid)] += report.duration  # type: ignore[assignment]  # seconds are fractions
+    seconds = report.duration * tiers.times_in_full("hypothesis" in report.keywords)
+    _took[tiers.name_of(report.nodeid)] += seconds  # type: ignore[assignment]  # seconds are fractions
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

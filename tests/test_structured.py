@@ -385,7 +385,7 @@ def _wide(inner: Any) -> Any:
 
 
 @pytest.mark.long
-@settings(max_examples=3000)
+@settings(max_examples=examples(3000))
 @given(schema=st.recursive(schemas | st.booleans(), _wide, max_leaves=6), seed=st.integers(0, 1000))
 def test_every_text_of_many_validates(schema: Any, seed: int) -> None:
     """Or the schema is refused, for whatever reason."""

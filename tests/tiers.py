@@ -8,7 +8,7 @@
 
 `tests/data/durations.json` has the seconds of each test that takes half a second or more, as two idle cores take them.
 It orders the groups of tests over the workers, the longest first. What takes longer than `LIMIT` is not in the default
-tier. `./dev test --full -p tests.record_durations` renews it.
+tier. `./dev test --full -p tests.record_durations` renews it, and then `./dev test -p tests.record_durations`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ def choose_tier(config: pytest.Config) -> None:
 def examples(count: int) -> int:
     """How many examples a property test draws: a quarter by default."""
     return max(1, count // _FEWER) if runs_by_default() else count
+
+
+def times_in_full(is_property_test: bool) -> int:
+    """How many times as long a test takes in the full tier."""
+    return _FEWER if is_property_test and runs_by_default() else 1
 
 
 def runs_by_default() -> bool:
@@ -90,7 +95,7 @@ def name_of(nodeid: str) -> str:
 def seconds(item: pytest.Item, implementation: str) -> float:
     """What a test takes in this tier, by what it took in the full one."""
     recorded = durations(implementation).get(name_of(item.nodeid), _UNLISTED)
-    return recorded / _FEWER if runs_by_default() and is_hypothesis_test(getattr(item, "obj", None)) else recorded
+    return recorded / times_in_full(is_hypothesis_test(getattr(item, "obj", None)))
 
 
 def group_of(item: pytest.Item) -> str:
@@ -109,7 +114,14 @@ def longest_first(items: Iterable[pytest.Item], implementation: str) -> list[pyt
 
 
 def save(took: Mapping[str, float], implementation: str) -> None:
-    """Renew the table of an implementation with the seconds of all tests of the full tier."""
+    """Renew the table of an implementation with the seconds of the tests that ran.
+
+    The full tier replaces the table. The default tier raises what took longer than there: with fewer tests before it, a
+    test may be the first that needs what others share.
+    """
     table = json.loads(TABLE.read_text(encoding="utf-8"))
-    table[implementation] = {name: round(each, 1) for name, each in sorted(took.items()) if each >= LEAST}
+    known = table[implementation] if runs_by_default() else {}
+    longest = {name: max(each, known.get(name, 0)) for name, each in took.items()}
+    listed = {**known, **{name: round(each, 1) for name, each in longest.items() if each >= LEAST}}
+    table[implementation] = dict(sorted(listed.items()))
     TABLE.write_text(json.dumps(table, indent=0, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
