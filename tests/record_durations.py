@@ -1,7 +1,6 @@
-"""Renews `tests/data/durations.json`: `./dev test --full -p tests.record_durations`, and then the same without `--full`,
-on two cores that do nothing else.
+"""Renews `tests/data/durations.json`: `./dev test --full -p tests.record_durations`, then the same without `--full`.
 
-A plugin of pytest.
+On two cores that do nothing else. A plugin of pytest.
 """
 
 from __future__ import annotations
