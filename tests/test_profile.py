@@ -21,6 +21,7 @@ from shaderlm.compile.steps import Head
 from shaderlm.compile.workload import RoutedOp, program_of
 from shaderlm.engine import load
 from shaderlm.engine.planning import LARGE_GPU
+from shaderlm.errors import InputError
 from shaderlm.gpu import Device, MatrixShape, open_device
 from shaderlm.gpu.tracer import BY_PASS, IN_PASS, MAX_QUERIES, WALL
 from shaderlm.graph.ops import label
@@ -132,6 +133,17 @@ def test_a_prompt_in_chunks(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> No
     attended = sum(timed.flops for timed in phase.dispatches if timed.op == "attention")
     heads, width, layers = model.config.heads, model.config.head_width, model.config.layers
     assert attended == pytest.approx(layers * 4 * heads * width * (20 * 21 // 2), abs=len(phase.dispatches))
+
+
+def test_sequences_that_decode_together(taken: Taken) -> None:
+    model = taken.model
+    ((phase, _, interrupted),) = profile(model, 0, 4, 8, 1, 0.0, lambda text: None, parallel=3)
+    assert (phase.name, phase.rows, phase.steps, phase.depth, interrupted) == ("decode", 3, 4, 8, False)
+    body, head = StepSpec(4, cache=model.cache, paged=True), Head(4, 4, "greedy")
+    assert names(phase) == planned(model, body) + planned(model, head)
+    many = model.max_outputs + 1
+    with pytest.raises(InputError, match=f"{many} sequences, and a step samples at most {model.max_outputs}"):
+        list(profile(model, 0, 4, 0, 1, 0.0, lambda text: None, parallel=many))
 
 
 def test_times_add_up(taken: Taken) -> None:

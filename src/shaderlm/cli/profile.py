@@ -38,6 +38,9 @@ _file = click.Path(dir_okay=False, path_type=Path)
     "-n", "--n-gen", "generated", type=click.IntRange(0), default=32, show_default=True, help="Tokens written."
 )
 @click.option("-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens already in the cache.")
+@click.option(
+    "--parallel", type=click.IntRange(1), default=1, metavar="N", help="Sequences that write tokens together."
+)
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of the prompt.")
 @adapter_option
 @backend_option
@@ -55,6 +58,7 @@ def profile(
     prompt: int,
     generated: int,
     depth: int,
+    parallel: int,
     repetitions: int,
     device: str | None,
     backend: Backend,
@@ -93,7 +97,7 @@ def profile(
         print(f"shaderlm: {adapter.caps.name} {words}", file=sys.stderr)
     with load_any(model, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
         assert isinstance(loaded.runner, GpuRunner), "an open device runs it"
-        counts = (prompt, generated, depth, repetitions)
+        counts = (prompt, generated, depth, repetitions, parallel)
         measured, events, interrupted = _measure(loaded.runner, name_with_format(loaded), *counts, unfused)
     _write(measured, events, files)  # first: who reads what is printed may go away
     _print(out, measured)
@@ -133,7 +137,14 @@ def _check_files(paths: Sequence[Path]) -> None:
 
 
 def _measure(
-    runner: GpuRunner, name: str, prompt: int, generated: int, depth: int, repetitions: int, unfused: Sequence[str]
+    runner: GpuRunner,
+    name: str,
+    prompt: int,
+    generated: int,
+    depth: int,
+    repetitions: int,
+    parallel: int,
+    unfused: Sequence[str],
 ) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
     from ..compile.roofline import measure_roofline
     from ..profile.files import Profile
@@ -152,7 +163,8 @@ def _measure(
         # Phases report by themselves that they were interrupted; here between them.
         with suppress(KeyboardInterrupt):
             counts = (prompt, generated, depth, repetitions)
-            for phase, spans, interrupted in measure(runner, *counts, roofline.timestamp_us, say):  # noqa: B007
+            measured = measure(runner, *counts, roofline.timestamp_us, say, parallel)
+            for phase, spans, interrupted in measured:  # noqa: B007
                 phases.append(phase)
                 events.append((phase.name, spans))
     result = Profile(

@@ -137,19 +137,28 @@ def profile(
     repetitions: int,
     timestamp_us: float,
     say: Callable[[str], None],
+    parallel: int = 1,
 ) -> Iterator[tuple[Phase, list[Event], bool]]:
-    """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
+    """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then.
+
+    One sequence reads the prompt; `parallel` sequences decode together.
+    """
     check(model.config.context, prompt, generated, depth)
-    sequence = model.add()
-    prefill = _PhaseWork(
-        "prefill", model, prompt, depth, partial(_run_prefill, model, sequence, depth, prompt, repetitions)
-    )
-    decode = _PhaseWork("decode", model, 1, depth, partial(_run_decode, model, sequence, depth, generated))
+    if parallel > model.max_outputs:
+        raise InputError(f"{parallel} sequences, and a step samples at most {model.max_outputs}")
+    sequences: list[KvSequence] = []
     try:
+        sequences += (model.add() for _ in range(parallel if generated else 1))
+        prefill = partial(_run_prefill, model, sequences[0], depth, prompt, repetitions)
+        decode = partial(_run_decode, model, sequences, depth, generated)
         if depth:
             say("filling the cache")
-            model.feed(sequence, _random(model, depth))
-        for work, count in ((prefill, prompt), (decode, generated)):
+            for sequence in sequences:
+                model.feed(sequence, _random(model, depth))
+        for work, count in (
+            (_PhaseWork("prefill", model, prompt, depth, prefill), prompt),
+            (_PhaseWork("decode", model, parallel, depth, decode), generated),
+        ):
             if count:
                 measured = _measure(work, timestamp_us, say)
                 if measured is not None:
@@ -157,7 +166,8 @@ def profile(
                 if measured is None or measured[2]:
                     return
     finally:
-        model.free(sequence)
+        for sequence in sequences:
+            model.free(sequence)
 
 
 def _random(model: GpuRunner, count: int) -> list[int]:
@@ -205,17 +215,20 @@ def _run_prefill(
         steps.append(_Step(begin, [], [(waiting, end)], end))
 
 
-def _run_decode(model: GpuRunner, sequence: KvSequence, depth: int, count: int, steps: list[_Step]) -> None:
-    """Tokens one after the other, as many under way as in `generate`. The last wait belongs to the last step.
+def _run_decode(model: GpuRunner, sequences: Sequence[KvSequence], depth: int, count: int, steps: list[_Step]) -> None:
+    """Tokens of each sequence one after the other, as many steps under way as in `generate`.
 
-    A step before the first makes whatever is made once: the pool of command buffers, for each kind of tracing.
+    The last wait belongs to the last step. A step before the first makes whatever is made once: the pool of command
+    buffers, for each kind of tracing.
     """
-    model.truncate(sequence, max(0, depth - 1))
-    model.feed(sequence, [1], "token").wait()
+    for sequence in sequences:
+        model.truncate(sequence, max(0, depth - 1))
+        model.feed(sequence, [1], "token").wait()
     pending = deque[Tokens]()
-    with closing(model.decode_batch([sequence], [GREEDY])) as batch:
+    with closing(model.decode_batch(sequences, [GREEDY] * len(sequences))) as batch:
         batch.step().wait()
-        model.truncate(sequence, sequence.length - 1)
+        for sequence in sequences:
+            model.truncate(sequence, sequence.length - 1)
         for _ in range(count):
             begin = time.perf_counter_ns()
             pending.append(batch.step())
