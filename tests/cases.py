@@ -194,6 +194,7 @@ CASES: list[Case] = [
         "tokens K N format bias eps Hq Hkv D rotary cache prologue epilogue",
         [(1, whole_k(96, kind), 40, kind, kind == "q4_0", 1e-5, 3, 1, 8, 4, "f32", prologue, "rope_kv_write")
          for kind in ("q4_0", "q6_k") for prologue in ("none", "rms_norm")]
+        + [(3, 96, 40, "q4_0", True, 1e-5, 3, 1, 8, 4, "f16", "rms_norm", "rope_kv_write")]
         + [(1, 576, 960, "q4_1", False, 1e-5, 9, 3, 64, 64, cache, "rms_norm", "rope_kv_write") for cache in ("f32", "f16")],
     ),
     # With a norm before what the norm is of; one row alone.

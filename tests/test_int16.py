@@ -120,6 +120,38 @@ def test_two_lanes_of_a_row_store_rotated_pairs(case: Case, gpu: Device) -> None
 
 
 @pytest.mark.parametrize(
+    ("epilogue", "prologue"),
+    [("add", "none"), ("silu_mul", "rms_norm"), ("none", "rms_norm"), ("rope_kv_write", "rms_norm")],
+)
+def test_several_rows_are_each_the_row_alone(epilogue: str, prologue: str, gpu: Device) -> None:
+    """Three rows in the bucket of four. Not a bit differs; the row that pads is not written."""
+    heads = {"Hq": 3, "Hkv": 1, "D": 8, "rotary": 4, "cache": "f32"} if epilogue == "rope_kv_write" else {}
+    batched = {} if heads else {"batched": True}
+    sizes = {"K": 224, "N": 40, "format": "q4_1", "bias": True, "epilogue": epilogue, "prologue": prologue, "eps": EPS}
+    sizes |= {**heads, **batched}
+    route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
+    operands, _ = MAKERS["linear"](np.random.default_rng(1), resolve("linear", {"tokens": 4, **sizes}))
+
+    def run(tokens: int, given: dict[str, Any]) -> dict[str, Any]:
+        program = lower(route, resolve("linear", {"tokens": tokens, **sizes}), gpu.caps, {**operands, **given})
+        found = gpu.run(program)
+        return {name: found[name].view(np.float32) for name in ("out", "k_cache", "v_cache") if name in found}
+
+    records = np.array([[7, 2, 1, 0], [8, 0, 3, 0], [9, 5, 0, 0], [0, 0, 2, 0]], np.uint32)
+    together = run(4, {"batch": np.concatenate([np.array([[3, 3, 0, 0]], np.uint32), records])})
+    width = 24 if heads else 20 if epilogue == "silu_mul" else 40
+    rows = together["out"][: 4 * width].reshape(4, width)
+    assert not rows[3].any()
+    for i, record in enumerate(records[:3]):
+        own = {name: value[i : i + 1] for name, value in operands.items() if name in ("x", "residual")}
+        alone = run(1, {**own, "batch": np.array([[1, 1, 0, 0], record], np.uint32)})
+        assert rows[i].tobytes() == alone["out"][:width].tobytes()
+        slot = slice(8 * record[2], 8 * record[2] + 8)
+        for name in ("k_cache", "v_cache") if heads else ():
+            assert alone[name][slot].any() and together[name][slot].tobytes() == alone[name][slot].tobytes()
+
+
+@pytest.mark.parametrize(
     ("most", "blocks", "lanes_per_row"),
     [(16, 64, 16), (8, 36, 8), (16, 36, 12), (32, 36, 18), (64, 36, 36), (64, 592, 64), (32, 112, 28), (8, 1, 4)],
 )

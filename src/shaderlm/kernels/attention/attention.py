@@ -236,6 +236,7 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
         _grid(dims["tokens"], _grouped_workgroups(dims), ROW_WORKGROUPS if dims["runs"] else _ALL, caps),
         {"kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped, "scale": scale_of(dims)},
         constants,
+        specialised=is_specialised(dims["tokens"], caps),
         idle=skipped != 0,
     )
 

@@ -1,4 +1,7 @@
-"""The GEMV over inputs rounded to 16 bits, with and without a norm before it: configurations and preconditions."""
+"""The GEMV over inputs rounded to 16 bits, with and without a norm before it: configurations and preconditions.
+
+Each workgroup has one row of x, and rounds it for itself.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, as_measured, ceil_div, f32, filling, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
-from .measured import FEW_ROWS, GEMV_INT16, HALF, LARGE_ENOUGH, NEARLY_ALL, WHOLE, is_measured
+from .measured import FEW_ROWS, GEMV_INT16, HALF, LARGE_ENOUGH, NEARLY_ALL, ROW_BY_ROW, WHOLE, is_measured
 from .packed import (
     LEAST_GROUPS,
     epilogue_files,
     head_buffers,
     head_params,
     layout,
-    one_row,
     over_ranges,
     padded_k,
     pairs_are_whole,
@@ -29,6 +31,7 @@ from .packed import (
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
 _HEAD = 32768  # rows: products with as many, or more, are heads of models
+MAX_ROWS = 4  # of x
 _LARGEST_SUBGROUP = 128  # that WebGPU knows
 
 
@@ -178,6 +181,14 @@ def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
     return bool(k * as_measured(dims["N"], caps) >= next(least for most_k, least in LARGE_ENOUGH if k <= most_k))
 
 
+def is_preferred(dims: Dims, caps: DeviceCaps) -> bool:
+    """Where it goes before others. Of several rows, every workgroup reads weights for one."""
+    if dims["tokens"] == 1:
+        return large_enough(dims, caps)
+    most = next((most for rows, most in ROW_BY_ROW if dims["tokens"] <= rows), 0)
+    return caps.policy.round_inputs and bool(dims["K"] * as_measured(dims["N"], caps) <= most)
+
+
 def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why inputs of 16 bits are not multiplied with weights of this format here."""
     if not FORMATS[dims["format"]].int16:
@@ -201,7 +212,17 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
         return "the prologue rms_norm_add_rms_norm and the epilogue rope_kv_write together bind too many buffers"
     pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
-    return integers_unsupported_reason(dims, caps) or one_row(dims) or pairs
+    return integers_unsupported_reason(dims, caps) or _rows_unsupported_reason(dims) or pairs
+
+
+def _rows_unsupported_reason(dims: Dims) -> str | None:
+    """Why it does not take so many rows."""
+    if dims["tokens"] > MAX_ROWS:
+        return f"it takes up to {MAX_ROWS} tokens, tokens is {dims['tokens']}"
+    if dims["tokens"] > 1 and (dims["rounded"] or dims["prologue"] not in ("none", "rms_norm")):
+        prologue = "rounded results" if dims["rounded"] else f"the prologue {dims['prologue']}"
+        return f"with {prologue} it takes one token, tokens is {dims['tokens']}"
+    return None
 
 
 def _rounding_unsupported_reason(threads: int, dims: Dims, caps: DeviceCaps) -> str | None:
@@ -216,7 +237,7 @@ def _rounding_unsupported_reason(threads: int, dims: Dims, caps: DeviceCaps) -> 
 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """One row: groups of lanes share the K of their rows."""
+    """A few rows of x: groups of lanes share the K of their rows."""
     return launch_list_with(config_for(dims, caps), dims, caps)
 
 
@@ -231,7 +252,7 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
     if rope:
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
     elif dims.get("rounded"):
-        epilogue = ("linear/store_rounded", *epilogue_files(dims)[1:])
+        epilogue = ("linear/store_rounded", *epilogue_files(dims)[1:], "shared/row_count_fixed")
     else:
         epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
     sums = ("shared/subgroup_lanes", "shared/int16_round", "shared/int16", "shared/row_sums")
@@ -245,8 +266,9 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
     include = (*before[dims["prologue"]], *sums, *rows, FORMATS[dims["format"]].int16, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
     params = {"eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0, **head_params(dims)}
-    constants = {**config.constants(caps), "ROUNDS": _rounds(config, dims)}
-    products = over_ranges(kernel, constants, lambda n: ceil_div(n, config.per_group), dims, caps, params, True)
+    tokens = dims["tokens"]
+    constants = {**config.constants(caps), "ROUNDS": _rounds(config, dims), "SEVERAL": tokens > 1}
+    products = over_ranges(kernel, constants, lambda n: tokens * ceil_div(n, config.per_group), dims, caps, params, True)
     buffers = dict(products.buffers)
     if dims["prologue"] in _NORMS:
         buffers["norm_weight"] = f32(padded_k(dims))

@@ -66,7 +66,7 @@ ROUTES: tuple[Route, ...] = (
         "gemv_int16",
         int16.launch_list,
         int16.unsupported_reason,
-        prefer=int16.large_enough,
+        prefer=int16.is_preferred,
         candidates=int16.candidates,
     ),
     _rounding_route(

@@ -1,4 +1,5 @@
-// out[0, n] = epilogue(Σ_k q(prologue(x))[0, k] · w[n, k])        one row; q rounds to 16 bits with one scale per block of 32
+// out[m, n] = epilogue(Σ_k q(prologue(x))[m, k] · w[n, k])        q rounds to 16 bits with one scale per block of 32
+// A workgroup has one row of x. Of several rows, those that read the same weights are neighbours, and find them in the cache.
 // Inputs of 16 bits are two signed bytes each (shared/int16). WG threads make WG / LANES_PER_ROW lane groups; a lane
 // group computes ROWS rows of the weight (1, 2 or 4), its lanes share their k in blocks of 32. Lanes that are too few for a
 // lane group repeat blocks of the last one and store nothing. Every workgroup rounds x for itself, STAGE blocks at a time,
@@ -7,7 +8,7 @@
 // 1/65,024 of its largest input, and has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for
 // formats with a zero point or a minimum. All loops run equally often for all lanes: subgroup functions follow them.
 // Inputs, prologue, epilogue, format of the weights (load_block) and its int16_dot are included.
-// Grid: ceil(n / (ROWS · (WG / LANES_PER_ROW))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of
+// Grid: tokens · ceil(n / (ROWS · (WG / LANES_PER_ROW))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of
 // consecutive lanes; STAGE a multiple of LANES_PER_ROW, or all blocks; even n and ROWS > 1 where the epilogue takes rows in
 // pairs.
 
@@ -15,6 +16,7 @@ const WG: u32 = 256u;
 const LANES_PER_ROW: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
+const SEVERAL: bool = false;  // rows of x
 // Blocks of a row that each lane has, 1 or 2: all of them are loaded while the inputs are rounded. 0: any number, one ahead.
 const ROUNDS: u32 = 0u;
 // Rows that a lane stores: two of four, where several lanes have the sums.
@@ -22,7 +24,7 @@ const STORED: u32 = select(ROWS, 2u, ADDERS > 1u && ROWS > 2u);
 const SLOTS: u32 = WG / 4u;  // WG where LANES_PER_ROW is no multiple of 4
 
 struct Params {
-    tokens: u32,      // 1
+    tokens: u32,      // rows of x
     k: u32,           // multiple of 32
     n: u32,           // rows of this range of the weight
     groups: u32,      // groups of scales per row
@@ -36,7 +38,7 @@ struct Params {
     rotary: u32,      // elements of a head that are rotated
 }
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [1, k / 4]
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
@@ -49,6 +51,13 @@ var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
 var<workgroup> row_slots: array<vec4<f32>, SLOTS>;  // see shared/row_sums
+
+var<private> workgroup_row: u32;
+
+// The row of x that this workgroup has.
+fn x_row() -> u32 {
+    return select(0u, workgroup_row, SEVERAL);
+}
 
 // Eight inputs of a quarter of a block, as they are and as they are multiplied.
 struct Inputs {
@@ -95,9 +104,20 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
+    let task = group.x + group.y * groups.x;
+    var cut = task;  // of the rows of the weight
+    if (SEVERAL) {
+        // By the rows that there are, not those of the bucket: workgroups without work come last.
+        let tokens = row_count();
+        workgroup_row = task % tokens;
+        cut = task / tokens;
+        if (cut * (WG / LANES_PER_ROW * ROWS) >= params.n) {
+            return;
+        }
+    }
     let size = subgroup_lanes();  // lanes of a subgroup
     let lane_group = min(lane / LANES_PER_ROW, WG / LANES_PER_ROW - 1u);
-    let first = ((group.x + group.y * groups.x) * (WG / LANES_PER_ROW) + lane_group) * ROWS;
+    let first = (cut * (WG / LANES_PER_ROW) + lane_group) * ROWS;
     let last = params.n - 1u;  // rows past the end are computed as the last one and never stored
     let rows = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks = params.k / 32u;
@@ -109,9 +129,9 @@ fn main(
         second = load_rows(rows, lane % LANES_PER_ROW + LANES_PER_ROW, blocks);
     }
     let nth = lane % STRIDE % (ROWS / STORED);  // of the lanes that store the rows of a lane group
-    let stored = ((group.x + group.y * groups.x) * (WG / LANES_PER_ROW) + lane_group_of_sums(lane)) * ROWS + nth * STORED;
+    let stored = (cut * (WG / LANES_PER_ROW) + lane_group_of_sums(lane)) * ROWS + nth * STORED;
     begin(stored);
-    begin_inputs(lane, size, group.x + group.y * groups.x);
+    begin_inputs(lane, size, cut);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
         let end = min(first_block + STAGE, blocks);
         if (first_block > 0u) {
@@ -177,5 +197,5 @@ fn main(
         }
         store_rows(stored, select(acc, acc.zwzw, nth == 1u));
     }
-    finish_rows(group.x + group.y * groups.x, lane);
+    finish_rows(cut, lane);
 }

@@ -44,6 +44,10 @@ fn load_inputs(block: u32, blocks: u32) -> Inputs {
     return Inputs(first, second, bitcast<vec4<f32>>(x[4u * blocks + at]).xyz);
 }
 
+fn x_row() -> u32 {
+    return 0u;
+}
+
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,

@@ -33,6 +33,10 @@ struct Params {
 // A block takes nine quads, an odd number, so that lanes that read neighbouring blocks hit different banks.
 var<workgroup> x_tile: array<vec4<u32>, STAGE * 9u>;
 
+fn x_row() -> u32 {
+    return 0u;
+}
+
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,

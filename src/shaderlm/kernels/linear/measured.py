@@ -71,14 +71,16 @@ GEMV_INT16: tuple[tuple[Shape, Gemv], ...] = (
     (Shape((1, 1024), (1, 1023), False), Gemv(128, WHOLE, 1)),
     (Shape(_NARROW, (1, 1023)), Gemv(128, WHOLE, 2)),
 )
-# The GEMV of several rows of 16 bits, by the rows of x that it takes at once. NVIDIA H200, 2026-11-15.
+# The GEMV of several rows of 16 bits, by the rows of x that it takes at once. NVIDIA H200, 2026-11-15 to 19.
 _FEW_LANES = (Shape((8192, MOST), (1, 4095)), Gemv(128, 16, 4))
 GEMV_ROWS_INT16: Mapping[int, Sequence[tuple[Shape, Gemv]]] = {
     2: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(128, 32, 2))),
-    4: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(128, 32, 4))),
+    4: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(64, 32, 4))),
 }
 # Weights from which on inputs are rounded, for K up to so many. NVIDIA H200, 2026-11-15.
 LARGE_ENOUGH = ((1023, 3_000_000), (MOST, 1_100_000))
+# Rows of x, and the largest K · N that is multiplied row by row. NVIDIA H200, 2026-11-19.
+ROW_BY_ROW = ((2, 130_000_000), (4, 9_000_000))
 # Workgroups of which each has a processor. NVIDIA H200, 2026-11-16.
 NEARLY_ALL = 128
 # A workgroup for each processor, with nearly as many lanes as its rows have blocks. NVIDIA H200, 2026-11-16:
