@@ -268,7 +268,9 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
     params = {"eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0, **head_params(dims)}
     tokens = dims["tokens"]
     constants = {**config.constants(caps), "ROUNDS": _rounds(config, dims), "SEVERAL": tokens > 1}
-    products = over_ranges(kernel, constants, lambda n: tokens * ceil_div(n, config.per_group), dims, caps, params, True)
+    products = over_ranges(
+        kernel, constants, lambda n: tokens * ceil_div(n, config.per_group), dims, caps, params, True
+    )
     buffers = dict(products.buffers)
     if dims["prologue"] in _NORMS:
         buffers["norm_weight"] = f32(padded_k(dims))

@@ -343,7 +343,9 @@ def launch_list_with(
     inputs = config.inputs(dims, shape)
     if config.split == 1:
         heads = head_params(dims)
-        whole = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, heads)
+        whole = over_ranges(
+            kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, heads, specialise=False
+        )
         dispatches = tuple(
             replace(each, params={**each.params, **config.params({**dims, "N": each.params["n"]})})
             for each in whole.dispatches
@@ -354,7 +356,9 @@ def launch_list_with(
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
     more = {"split": config.split, **head_params(dims)}
-    merges = over_ranges(merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more)
+    merges = over_ranges(
+        merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more, specialise=False
+    )
     both: list[Dispatch] = []
     for merged in merges.dispatches:
         range_dims = {**dims, "N": merged.params["n"]}

@@ -162,11 +162,12 @@ def over_ranges(
     caps: DeviceCaps,
     more_params: Mapping[str, float] | None = None,
     always_unbind: bool = False,
+    specialise: bool = True,
 ) -> LaunchList:
     """One dispatch per range of the weight's rows; `workgroups` counts them from the rows of the range.
 
     Operands that are not there have no binding in specialised shaders, or where `always_unbind` says so; elsewhere an
-    empty buffer is bound, so that one compiled shader serves all.
+    empty buffer is bound, so that one compiled shader serves all. `specialise`: where the policy specialises.
     """
     lay, k = layout(dims), padded_k(dims)
     constants = {**lay.constants, **constants}
@@ -177,7 +178,7 @@ def over_ranges(
     if "linear/epilogue" in kernel.include:
         there["residual"] = residual
         buffers["residual"] = f32(out) if residual else 0
-    specialised = is_specialised(tokens, caps)
+    specialised = specialise and is_specialised(tokens, caps)
     unbound = tuple(name for name, is_there in there.items() if not is_there) if specialised or always_unbind else ()
     dispatches = []
     for i, (first, end) in enumerate(ranges(dims, caps)):
