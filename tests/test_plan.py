@@ -184,7 +184,7 @@ def test_a_plan_lists_every_buffer_with_its_role(name: str) -> None:
 
 @pytest.mark.parametrize("caps", [LARGE_GPU, SOFTWARE, WEBGPU_DEFAULT], ids=lambda caps: caps.name)
 def test_shaders_hold_no_bucket_and_steps_of_many_rows_share_them(caps: DeviceCaps) -> None:
-    """After steps of a few buckets no prompt length compiles anything: sources depend on no number of rows above 1."""
+    """After steps of a few buckets no longer prompt compiles anything: sources depend on no number of rows above 16."""
     made, config = model((2, *LLAMA_1B[1:]), "q4_0")
 
     def sources(tokens: int, context: str) -> set[str]:
@@ -192,8 +192,8 @@ def test_shaders_hold_no_bucket_and_steps_of_many_rows_share_them(caps: DeviceCa
         return {launch.step.source for launch in launches}
 
     for context in CONTEXTS:
-        known = sources(512, context) | sources(8, context) | sources(64, context) | sources(128, context)
-        for tokens in (16, 32, 256):
+        known = sources(512, context) | sources(32, context) | sources(128, context)
+        for tokens in (64, 256):
             assert sources(tokens, context) <= known, f"{tokens} rows, {context}"
 
 

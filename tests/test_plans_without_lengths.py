@@ -221,7 +221,7 @@ def test_decode_plans_have_no_kernel_for_runs(context: str) -> None:
     """All others are the same."""
     architecture, config = model((2, *LLAMA_1B[1:]), name="llama")
     lowering = Lowering(LARGE_GPU, "fast")
-    steps = [StepSpec(16, context, "f16", True, decode) for decode in (False, True)]
+    steps = [StepSpec(32, context, "f16", True, decode) for decode in (False, True)]
     mixed, decode = (body(lowering, architecture, config, step) for step in steps)
     assert "attention_tile" in [launch.step.label for launch in mixed.launches]
     others = [launch.step for launch in mixed.launches if launch.step.label != "attention_tile"]

@@ -31,7 +31,7 @@ from .packed import (
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
 _HEAD = 32768  # rows: products with as many, or more, are heads of models
-MAX_ROWS = 4  # of x
+MAX_ROWS = 16  # of x
 _LARGEST_SUBGROUP = 128  # that WebGPU knows
 
 

@@ -80,7 +80,7 @@ GEMV_ROWS_INT16: Mapping[int, Sequence[tuple[Shape, Gemv]]] = {
 # Weights from which on inputs are rounded, for K up to so many. NVIDIA H200, 2026-11-15.
 LARGE_ENOUGH = ((1023, 3_000_000), (MOST, 1_100_000))
 # Rows of x, and the largest K · N that is multiplied row by row. NVIDIA H200, 2026-11-19.
-ROW_BY_ROW = ((2, 130_000_000), (4, 9_000_000))
+ROW_BY_ROW = ((2, 130_000_000), (4, 9_000_000), (8, 4_500_000), (16, 2_000_000))
 # Workgroups of which each has a processor. NVIDIA H200, 2026-11-16.
 NEARLY_ALL = 128
 # A workgroup for each processor, with nearly as many lanes as its rows have blocks. NVIDIA H200, 2026-11-16:
