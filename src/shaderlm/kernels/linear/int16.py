@@ -185,8 +185,13 @@ def is_preferred(dims: Dims, caps: DeviceCaps) -> bool:
     """Where it goes before others. Of several rows, every workgroup reads weights for one."""
     if dims["tokens"] == 1:
         return large_enough(dims, caps)
+    return caps.policy.round_inputs and _is_row_by_row(dims, caps, 1)
+
+
+def _is_row_by_row(dims: Dims, caps: DeviceCaps, times: int) -> bool:
+    """Is the weight at most so many times as large as those of which each row of x is multiplied for itself?"""
     most = next((most for rows, most in ROW_BY_ROW if dims["tokens"] <= rows), 0)
-    return caps.policy.round_inputs and bool(dims["K"] * as_measured(dims["N"], caps) <= most)
+    return bool(dims["K"] * as_measured(dims["N"], caps) <= times * most)
 
 
 def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -212,16 +217,22 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
         return "the prologue rms_norm_add_rms_norm and the epilogue rope_kv_write together bind too many buffers"
     pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
-    return integers_unsupported_reason(dims, caps) or _rows_unsupported_reason(dims) or pairs
+    return integers_unsupported_reason(dims, caps) or _rows_unsupported_reason(dims, caps) or pairs
 
 
-def _rows_unsupported_reason(dims: Dims) -> str | None:
+_ROPE_SAVES = 3  # times as large a weight is still multiplied row by row, where that saves the dispatch of rope
+
+
+def _rows_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why it does not take so many rows."""
     if dims["tokens"] > MAX_ROWS:
         return f"it takes up to {MAX_ROWS} tokens, tokens is {dims['tokens']}"
     if dims["tokens"] > 1 and (dims["rounded"] or dims["prologue"] not in ("none", "rms_norm")):
         prologue = "rounded results" if dims["rounded"] else f"the prologue {dims['prologue']}"
         return f"with {prologue} it takes one token, tokens is {dims['tokens']}"
+    rope = dims["tokens"] > 1 and dims["epilogue"] == "rope_kv_write"
+    if rope and not _is_row_by_row(dims, caps, _ROPE_SAVES):
+        return f"so large a weight is read once for all of {dims['tokens']} tokens, and rope comes after it"
     return None
 
 
