@@ -88,7 +88,7 @@ def speed_options(command: Command) -> Command:
         click.option("-p", "--n-prompt", "prompts", default="512", callback=numbers, help="Prompt tokens: 1,128,512."),
         click.option("-n", "--n-gen", "generated", default="128", callback=numbers, help="Generated tokens: 1,128."),
         click.option("-pg", "both", multiple=True, callback=_pairs, help="PROMPT,GENERATED, timed as one. Repeatable."),
-        click.option("--parallel", default="1", callback=numbers, metavar="1,2,4", help=at_once),
+        click.option("-np", "--parallel", default="1", callback=numbers, metavar="1,2,4", help=at_once),
         click.option("-d", "--n-depth", "depths", default="0", callback=numbers, help="Tokens already in the cache."),
         click.option("-r", "--repetitions", default=5, show_default=True, type=click.IntRange(1, 1000)),
         click.option("-o", "--output", default="md", show_default=True, type=listed, help="Format of the results."),
