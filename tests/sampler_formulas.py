@@ -1,4 +1,4 @@
-"""Samplers of a chain once more: slow and obvious, over lists of candidates, the most likely first, as llama.cpp has it.
+"""Samplers of a chain once more: slow and obvious, over lists of candidates.
 
 A candidate is a pair of a token and its logit.
 """
@@ -14,7 +14,8 @@ Candidates = list[tuple[int, float]]
 def softmax(found: Candidates) -> list[float]:
     top = max(logit for _, logit in found)
     weights = [math.exp(logit - top) for _, logit in found]
-    return [weight / math.fsum(weights) for weight in weights]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def entropy(probs: Sequence[float]) -> float:

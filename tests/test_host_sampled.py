@@ -111,7 +111,7 @@ def test_log_probabilities_are_those_before_all_of_it(model: LanguageModel) -> N
 
 
 def test_who_is_preempted_goes_on_as_before(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mirostat, DRY and penalties remember what was there, though the device does not: every third step one loses it."""
+    """Mirostat, DRY and penalties remember what was there, whoever loses its pages: one in every third step."""
     with load_with(tiny, device="numpy") as model:
         rows = [{**row, "cache_prompt": False} for row in ROWS]
         alone = [each.ids for each in together(model, rows, 12)]
@@ -137,7 +137,7 @@ def test_with_grammars_and_a_least_length(tiny: Path, options: dict[str, Any]) -
         assert set(text) == {*"ab"}
         assert len(text) == 9
         assert text == model.generate("the", max_tokens=12, regex="[ab]{9}", **options)
-        stops = {token: 50.0 for token in range(60)}
+        stops = dict.fromkeys(range(60), 50.0)
         some = model.generate(PROMPT, min_tokens=5, stop_token_ids=[*stops], logit_bias=stops, **options)
         assert len(some.ids) == 5
 
@@ -172,7 +172,8 @@ def test_logits_come_back_of_the_rows_that_want_them(model: LanguageModel) -> No
     """Those that the host samples come first in a step: the others stay where they are."""
     runner = model.runner
     sequences = [runner.add() for _ in range(3)]
-    parts = [SequenceChunk(each, PROMPT, gives) for each, gives in zip(sequences, ("logits", "token", "token"))]
+    first, *others = sequences
+    parts = [SequenceChunk(first, PROMPT, "logits"), *(SequenceChunk(each, PROMPT) for each in others)]
     logits = runner.step(parts).logits
     assert logits is not None
     assert np.allclose(logits[0], model.logits(PROMPT)[-1], atol=1e-4)

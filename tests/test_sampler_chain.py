@@ -43,7 +43,7 @@ def row(width: int = 64, **more: Any) -> ChainRow:
 def assert_same(logits: F32, how: ChainSettings, expected: Candidates, at: ChainRow | None = None) -> None:
     found = candidates(logits, how, at or row())
     assert found.ids.tolist() == sorted(token for token, _ in expected)
-    assert found.logits.tolist() == pytest.approx([logit for _, logit in sorted(expected)], rel=1e-9, abs=1e-9)
+    assert found.logits.tolist() == pytest.approx([logit for _, logit in sorted(expected)], rel=1e-6, abs=1e-6)
 
 
 CASES: list[tuple[str, dict[str, Any], Callable[[Candidates], Candidates]]] = [
@@ -81,6 +81,22 @@ def test_each_sampler_is_its_formula(
     for seed in range(8):
         logits = logits_of(seed, scale=1 + seed)
         assert_same(logits, ChainSettings((name,), **settings), formula(all_candidates(logits)))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 3.0, 1e3, 1e30])
+def test_a_whole_vocabulary(scale: float) -> None:
+    """Filters that look for a threshold, where most logits are equal, close to each other, or far below the largest."""
+    logits = np.random.default_rng(2).normal(0, 1, 5000).astype(np.float32) * np.float32(scale)
+    found = all_candidates(logits)
+    for p in (0.001, 0.5, 0.999):
+        if scale:
+            top = candidates(logits, ChainSettings(("top_p",), top_p=p), row(5000)).ids
+            assert top.tolist() == sorted(token for token, _ in slow.top_p(found, p))
+        if 0 < scale < 100:  # no logarithm of 0
+            typical = candidates(logits, ChainSettings(("typ_p",), typical_p=p), row(5000)).ids
+            assert typical.tolist() == sorted(token for token, _ in slow.typical_p(found, p))
+    if not scale:
+        assert len(candidates(logits, ChainSettings(("top_p",), top_p=0.5), row(5000)).ids) == 5000
 
 
 def test_mirostat_is_its_formula() -> None:

@@ -2,20 +2,27 @@
 
 A sampler takes the candidates that those before it left, with their logits, and leaves fewer of them, or other logits.
 Names, formulas and defaults are llama.cpp's. Filters are thresholds, as on the device: equals stay together.
+
+The first filters have the whole vocabulary, while all sequences of the step wait: logits stay f32 until a sampler
+changes them, weights are f32, sums are f64, and no filter sorts everything.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .sampling import finite, penalised, uniform
+from .sampling import penalised, uniform
 
 F64 = NDArray[np.float64]
+Logits = NDArray[np.floating[Any]]
+
+_BINS = 4096
+_SPAN = 128.0  # of logits: what is further below the largest one has no weight
 
 _XTC_STREAM = 0x78746378746378  # changes the seed: whether XTC acts does not depend on which token is drawn
 
@@ -55,17 +62,17 @@ class Candidates(NamedTuple):
     """Tokens that may still be drawn, in the order of their ids, and their logits, which are finite."""
 
     ids: NDArray[np.int64]
-    logits: F64
+    logits: Logits
 
     def keep(self, mask: NDArray[np.bool_]) -> Candidates:
         """Those of the mask."""
         return Candidates(self.ids[mask], self.logits[mask])
 
 
-def probabilities(logits: F64) -> F64:
+def probabilities(logits: Logits) -> F64:
     """Softmax."""
-    weights = np.exp(logits - logits.max())
-    return np.asarray(weights / weights.sum())
+    weights = np.exp((logits - logits.max()).astype(np.float32))
+    return np.asarray(weights / weights.sum(dtype=np.float64))
 
 
 def entropy(probs: F64) -> float:
@@ -74,9 +81,24 @@ def entropy(probs: F64) -> float:
     return float(-(some * np.log(some)).sum())
 
 
+def _threshold(keys: Logits, probs: F64, goal: float, side: Literal["left", "right"]) -> float:
+    """The key with which the probabilities of the largest keys reach a goal; "right": exceed it."""
+    high = float(keys.max())
+    # Of the bins, the first are those of the largest keys. Only the one in which the goal is reached is sorted.
+    scale = (_BINS - 1) / max(min(high - float(keys.min()), _SPAN), 1e-30)
+    bins = np.minimum((high - keys) * scale, _BINS - 1).astype(np.int64)
+    reached = np.cumsum(np.bincount(bins, probs, _BINS))
+    place = min(int(np.searchsorted(reached, goal, side)), int(bins.max()))
+    places = np.flatnonzero(bins == place)
+    order = places[np.argsort(-keys[places], kind="stable")]
+    below = reached[place] - float(probs[order].sum())
+    inside = below + np.cumsum(probs[order])
+    return float(keys[order[min(int(np.searchsorted(inside, goal, side)), len(order) - 1)]])
+
+
 def _penalties(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
     assert row.counts is not None
-    counts, logits = row.counts[found.ids], found.logits.copy()
+    counts, logits = row.counts[found.ids], found.logits.astype(np.float64)
     there = counts > 0
     penalties = (how.repetition_penalty, how.presence_penalty, how.frequency_penalty)
     logits[there] = penalised(logits[there], counts[there], *penalties)
@@ -87,7 +109,7 @@ def _dry(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
     tokens = np.fromiter(row.dry, np.int64, len(row.dry))
     penalties = np.fromiter(row.dry.values(), np.float64, len(row.dry))
     places = np.minimum(np.searchsorted(found.ids, tokens), len(found.ids) - 1)
-    there, logits = found.ids[places] == tokens, found.logits.copy()
+    there, logits = found.ids[places] == tokens, found.logits.astype(np.float64)
     logits[places[there]] -= penalties[there]
     return Candidates(found.ids, logits)
 
@@ -99,29 +121,25 @@ def _top_k(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
 
 
 def _top_p(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
-    order = np.argsort(-found.logits, kind="stable")
-    reached = np.cumsum(probabilities(found.logits)[order])
-    last = min(int(np.searchsorted(reached, how.top_p * reached[-1])), len(order) - 1)
-    return found.keep(found.logits >= found.logits[order[last]])
+    return found.keep(found.logits >= _threshold(found.logits, probabilities(found.logits), how.top_p, "left"))
 
 
 def _min_p(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
-    return found.keep(found.logits >= found.logits.max() + math.log(how.min_p))
+    return found.keep(found.logits >= float(found.logits.max()) + math.log(how.min_p))
 
 
 def _typical_p(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
     """Those whose surprise is nearest to the entropy, until their probabilities exceed p."""
     probs = probabilities(found.logits)
-    with np.errstate(divide="ignore"):
-        distances = np.abs(-np.log(probs) - entropy(probs))
-    order = np.argsort(distances, kind="stable")
-    reached = np.cumsum(probs[order])
-    last = min(int(np.searchsorted(reached, how.typical_p * reached[-1], side="right")), len(order) - 1)
-    return found.keep(distances <= distances[order[last]])
+    top = found.logits.argmax()
+    surprises = float(found.logits[top]) - found.logits.astype(np.float64) - math.log(probs[top])
+    nearness = -np.abs(surprises - entropy(probs))
+    return found.keep(nearness >= _threshold(nearness, probs, how.typical_p, "right"))
 
 
 def _top_n_sigma(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
-    return found.keep(found.logits >= found.logits.max() - how.top_n_sigma * found.logits.std())
+    sigma = float(found.logits.std(dtype=np.float64))
+    return found.keep(found.logits >= float(found.logits.max()) - how.top_n_sigma * sigma)
 
 
 def _xtc(found: Candidates, how: ChainSettings, row: ChainRow) -> Candidates:
@@ -142,7 +160,7 @@ def _temperature(found: Candidates, how: ChainSettings, row: ChainRow) -> Candid
     if temperature == 0:
         first = int(found.logits.argmax())
         return Candidates(found.ids[first : first + 1], found.logits[first : first + 1])
-    return Candidates(found.ids, found.logits / max(temperature, 1e-30))
+    return Candidates(found.ids, found.logits.astype(np.float64) / max(temperature, 1e-30))
 
 
 def _mirostat(found: Candidates, mu: float) -> Candidates:
@@ -167,9 +185,8 @@ SAMPLERS: Mapping[str, Callable[[Candidates, ChainSettings, ChainRow], Candidate
 
 def candidates(logits: NDArray[np.float32], how: ChainSettings, row: ChainRow) -> Candidates:
     """[width] → the tokens that the samplers leave. −inf and NaN are no candidates."""
-    values = finite(logits)
-    ids = np.flatnonzero(values > -np.inf)
-    found = Candidates(ids, values[ids])
+    ids = np.flatnonzero(logits > -np.inf)
+    found = Candidates(ids, np.minimum(logits[ids] if len(ids) < len(logits) else logits, np.finfo(np.float32).max))
     for name in how.order:
         if len(found.ids) > 1:
             found = SAMPLERS[name](found, how, row)
@@ -187,7 +204,6 @@ def draw_token(logits: NDArray[np.float32], how: ChainSettings, row: ChainRow) -
     probs = probabilities(found.logits)
     reached = np.cumsum(probs)
     place = int(np.searchsorted(reached, uniform(how.seed, row.position) * reached[-1], side="right"))
-    place = min(place, int(np.flatnonzero(probs)[-1]))
     return int(found.ids[place]), -math.log2(probs[place])
 
 
