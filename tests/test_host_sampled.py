@@ -73,9 +73,15 @@ def by_formulas(model: LanguageModel, options: dict[str, Any], count: int) -> li
         logits = model.logits(tokens)[-1]
         dry = {}
         if params.dry_multiplier:
-            limits = {"allowed": params.dry_allowed_length, "last_n": params.dry_penalty_last_n}
-            numbers = {"multiplier": params.dry_multiplier, "base": params.dry_base}
-            dry = slow.dry(tokens, model.tokenizer.piece, **numbers, **limits, breakers=params.dry_sequence_breakers)
+            dry = slow.dry(
+                tokens,
+                model.tokenizer.piece,
+                multiplier=params.dry_multiplier,
+                base=params.dry_base,
+                allowed=params.dry_allowed_length,
+                last_n=params.dry_penalty_last_n,
+                breakers=params.dry_sequence_breakers,
+            )
         if chain is None:
             biased = SamplingParams(**options, logit_bias={token: -each for token, each in dry.items()})
             tokens.append(sample(logits, biased, tokens, settings, len(tokens) - 1))
@@ -106,7 +112,8 @@ def test_log_probabilities_are_those_before_all_of_it(model: LanguageModel) -> N
     assert found.logprobs is not None
     for each, token, row in zip(found.logprobs, found.ids, logits, strict=False):
         chosen, best = log_probabilities(row, token, 2)
-        assert (each.id, each.logprob) == (token, pytest.approx(chosen, abs=1e-4))
+        assert each.id == token
+        assert each.logprob == pytest.approx(chosen, abs=1e-4)
         assert [i for i, _ in each.top] == [i for i, _ in best]
 
 

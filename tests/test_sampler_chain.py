@@ -115,7 +115,7 @@ def test_mirostat_is_its_formula() -> None:
 
 def test_the_order_decides() -> None:
     logits = logits_of(3, scale=1.0)
-    how = {"temperature": 2.0, "min_p": 0.02, "top_k": 20, "typical_p": 0.6}
+    how: dict[str, Any] = {"temperature": 2.0, "min_p": 0.02, "top_k": 20, "typical_p": 0.6}
     found = all_candidates(logits)
     hot = slow.min_p(slow.temperature(found, 2.0), 0.02)
     cold = slow.temperature(slow.min_p(found, 0.02), 2.0)
@@ -178,14 +178,20 @@ def chain(**options: Any) -> tuple[str, ...] | None:
     return None if found is None else found.order
 
 
-LLAMA = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+LLAMA: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 
 
 def test_the_device_samples_where_it_can() -> None:
     """Without one of these samplers nothing is another; what an order leaves out is off."""
     assert [*SAMPLERS] == ORDER
-    off = {"xtc_probability": 0.5, "xtc_threshold": 0.6, "top_n_sigma": -1, "mirostat": 0, "typical_p": 1}
+    off: dict[str, Any] = {
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.6,
+        "top_n_sigma": -1,
+        "mirostat": 0,
+        "typical_p": 1,
+    }
     for options in ({}, LLAMA, {**LLAMA, **off}, {**LLAMA, "dry_multiplier": 1.0, "repetition_penalty": 1.1}):
         assert chain(**options) is None, options
     assert settings_of(SamplingParams(seed=1, **LLAMA)) == settings_of(SamplingParams(seed=1, **LLAMA, **off))
@@ -219,7 +225,8 @@ def test_orders_that_are_told() -> None:
 
 def test_dry_of_a_request() -> None:
     assert dry_of(SamplingParams(dry_multiplier=0.5)) == (0.5, 1.75, 2, 64, ("\n", ":", '"', "*"))
-    for off in ({}, {"dry_multiplier": 1, "dry_penalty_last_n": 0}, {"dry_multiplier": 1, "samplers": ["top_k"]}):
+    offs: list[dict[str, Any]] = [{"dry_penalty_last_n": 0}, {"samplers": ["top_k"]}]
+    for off in ({}, *({"dry_multiplier": 1, **each} for each in offs)):
         assert dry_of(SamplingParams(**off)) is None, off
 
 

@@ -77,10 +77,11 @@ def test_samplers_of_a_completion(http: httpx.Client, server: Running) -> None:
     samplers |= {"dynatemp_exponent": 2.0, "mirostat": 0, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
     samplers["samplers"] = ["dry", "top_n_sigma", "typ_p", "temperature", "xtc"]
     common: dict[str, Any] = {"temperature": 1.5, "seed": 4, "ignore_eos": True}
-    plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    for some in (samplers, {"mirostat": 2}, {"xtc_probability": 1.0}, {"samplers": "tkx"}):
-        expected = server.model.generate("the an", max_tokens=12, **common, **plain, **some)
-        body = {"prompt": "the an", "n_predict": 12, **common, **plain, **some}
+    common |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    cases: list[dict[str, Any]] = [samplers, {"mirostat": 2}, {"xtc_probability": 1.0}, {"samplers": "tkx"}]
+    for some in cases:
+        expected = server.model.generate("the an", max_tokens=12, **common, **some)
+        body = {"prompt": "the an", "n_predict": 12, **common, **some}
         found = http.post("/completion", json=body).json()
         assert found["content"] == expected, some
         told = found["generation_settings"]
@@ -95,7 +96,7 @@ def test_samplers_of_a_completion(http: httpx.Client, server: Running) -> None:
 
 def test_defaults_of_sampling(path: Path) -> None:
     """The server's own, where neither the request says anything; the model's and llama-server's come after them."""
-    sampling = {"temperature": 1.5, "top_k": 0, "xtc_probability": 1.0, "xtc_threshold": 0.01}
+    sampling: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "xtc_probability": 1.0, "xtc_threshold": 0.01}
     with running(loader(path, sampling=sampling, seed=3)) as server, server.client() as http:
         params = http.get("/props").json()["default_generation_settings"]["params"]
         assert params | sampling == params
