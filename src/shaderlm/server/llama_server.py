@@ -9,8 +9,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from ..engine import Delta, Handle, Request, TokenLogprob
+from ..engine.sampler_order import order_of
 from .errors import ApiError
-from .generation import LLAMA_DEFAULTS, max_tokens, options_of, progress_of, timings_of
+from .generation import LLAMA_DEFAULTS, SAMPLER_FIELDS, max_tokens, options_of, progress_of, timings_of
 from .logprobs import finite
 from .output import finish_of
 from .routes import Endpoint, Prepared, Writer, sse
@@ -160,6 +161,9 @@ def settings_of(request: Request) -> types.GenerationSettings:
         min_tokens=request.min_tokens,
         n_probs=sampling.logprobs or 0,
         cache_prompt=request.cache_prompt,
+        **{name: getattr(sampling, name) for name in SAMPLER_FIELDS},
+        dry_sequence_breakers=list(sampling.dry_sequence_breakers),
+        samplers=list(order_of(sampling)),
     )
 
 
@@ -190,7 +194,7 @@ def props(served: ServedModel) -> types.Props:
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
-    sampling = {**LLAMA_DEFAULTS, **model.sampling_defaults}
+    sampling = {**LLAMA_DEFAULTS, **served.sampling_defaults}
     default = model.request([0], max_tokens=max_tokens(served), **sampling)
     return types.Props(
         default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),

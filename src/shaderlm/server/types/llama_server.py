@@ -18,7 +18,6 @@ class LlamaCompletionRequest(SamplingFields, kw_only=True):
     # Known, and honoured only with the value that changes nothing.
     n_keep: Annotated[Any, only(0, -1)] = None
     n_indent: Annotated[Any, only(0)] = None
-    samplers: Annotated[Any, only()] = None
     lora: Annotated[Any, only([])] = None
     response_fields: Annotated[Any, only([])] = None
 
@@ -54,6 +53,21 @@ class GenerationSettings(Struct):
     min_tokens: int
     n_probs: int
     cache_prompt: bool
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    xtc_probability: float
+    xtc_threshold: float
+    typical_p: float
+    top_n_sigma: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    samplers: list[str]
 
 
 class LlamaCompletion(Struct, kw_only=True):
