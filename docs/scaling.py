@@ -144,6 +144,7 @@ def run(policy: str, replicas: int, sessions: int) -> Outcome:
 
     def prefix(keys: Keys, loads: list[int], mean: float) -> int:
         names, reason = routing.choose(keys, lambda name: loads[numbers[name]], mean)
+        routing.reserve(keys, names[0])
         routing.sent(keys, names[0], reason)
         return numbers[names[0]]
 
@@ -161,7 +162,7 @@ def metrics_bytes(replicas: int) -> tuple[int, int]:
     stats = SimpleNamespace(**fields | {"finished": {}, "token_gaps": Histogram((0.001, 0.01))})
     served: Any = SimpleNamespace(name="m", model=SimpleNamespace(engine=SimpleNamespace(stats=lambda: stats)))
     text = Metrics().text(served).decode()
-    whole = merge([(f"replica{number:05d}", text) for number in range(replicas)], {}, {}).decode()
+    whole = merge([(f"replica{number:05d}", text) for number in range(replicas)], "front", {}, {}).decode()
     return len(whole), sum(not line.startswith("#") for line in whole.splitlines())
 
 
