@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import random
 import sys
 import time
 from collections import OrderedDict
@@ -74,6 +75,7 @@ Choose = Callable[[Keys, list[int], float], int]
 
 def simulate(name: str, choose: Choose, replicas: int, sessions: int, seed: int = 0) -> Outcome:
     """All sessions under one policy. The same seed gives the same sessions to each."""
+    random.seed(seed)  # the policy chooses any two replicas by it
     rng = np.random.default_rng(seed)
     turns = rng.geometric(1 / MEAN_TURNS, sessions)
     systems = np.minimum(rng.zipf(1.2, sessions) - 1, SYSTEM_PROMPTS - 1)
