@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import random
 import sys
 import time
 from collections import OrderedDict
@@ -74,6 +75,7 @@ Choose = Callable[[Keys, list[int], float], int]
 
 def simulate(name: str, choose: Choose, replicas: int, sessions: int, seed: int = 0) -> Outcome:
     """All sessions under one policy. The same seed gives the same sessions to each."""
+    random.seed(seed)  # the policy chooses any two replicas by it
     rng = np.random.default_rng(seed)
     turns = rng.geometric(1 / MEAN_TURNS, sessions)
     systems = np.minimum(rng.zipf(1.2, sessions) - 1, SYSTEM_PROMPTS - 1)
@@ -144,6 +146,7 @@ def run(policy: str, replicas: int, sessions: int) -> Outcome:
 
     def prefix(keys: Keys, loads: list[int], mean: float) -> int:
         names, reason = routing.choose(keys, lambda name: loads[numbers[name]], mean)
+        routing.reserve(keys, names[0])
         routing.sent(keys, names[0], reason)
         return numbers[names[0]]
 
@@ -161,7 +164,7 @@ def metrics_bytes(replicas: int) -> tuple[int, int]:
     stats = SimpleNamespace(**fields | {"finished": {}, "token_gaps": Histogram((0.001, 0.01))})
     served: Any = SimpleNamespace(name="m", model=SimpleNamespace(engine=SimpleNamespace(stats=lambda: stats)))
     text = Metrics().text(served).decode()
-    whole = merge([(f"replica{number:05d}", text) for number in range(replicas)], {}, {}).decode()
+    whole = merge([(f"replica{number:05d}", text) for number in range(replicas)], "front", {}, {}).decode()
     return len(whole), sum(not line.startswith("#") for line in whole.splitlines())
 
 

@@ -69,6 +69,9 @@ def test_a_file_has_several_models(tmp_path: Path) -> None:
         ({"models": {"a b": {}, "a-b": {}}}, "must differ in letters and digits"),
         ({"models": {"ingress": {}}}, "must differ"),
         ({"config": "/nowhere.toml"}, "cannot read /nowhere.toml"),
+        ({"limits": "body_bites=1"}, "--limit must be NAME=VALUE"),
+        ({"limits": "head_seconds=1"}, "--limit head_seconds has no effect with replicas"),
+        ({"limits": "body_bytes=1,head-bytes=9"}, "--limit head_bytes has no effect with replicas"),
     ],
 )
 def test_a_wrong_configuration_says_what_is_wrong(args: dict[str, Any], message: str) -> None:
@@ -204,6 +207,7 @@ def test_keys_and_models_share_nothing() -> None:
 
 def _routed(routing: PrefixRouting, keys: Keys, loads: Counter[str]) -> str:
     names, reason = routing.choose(keys, loads.__getitem__, loads.total() / len(routing.replicas))
+    routing.reserve(keys, names[0])
     routing.sent(keys, names[0], reason)
     return names[0]
 
@@ -221,6 +225,17 @@ def test_a_beginning_stays_on_its_replica_and_beginnings_spread() -> None:
         sent[home] += 1
     assert sent == {"a": 120, "b": 120}
     assert routing.counts == {"new": 4, "prefix": 236}
+
+
+def test_what_is_reserved_is_known_to_the_next_choice() -> None:
+    """Prompts that come together: none of them is sent yet."""
+    routing, idle = PrefixRouting(), Counter[str]()
+    routing.update(["a", "b"])
+    for number in range(4):
+        routing.reserve(_system(number), routing.choose(_system(number), idle.__getitem__, 0)[0][0])
+    assert routing._shares == {"a": 2, "b": 2}
+    assert routing.choose(_system(0, 1), idle.__getitem__, 0)[1] == "prefix"
+    assert not routing.counts
 
 
 def test_a_replica_with_much_more_to_do_is_passed_over() -> None:
@@ -376,9 +391,17 @@ def test_metrics_of_replicas_are_one_text() -> None:
         "# HELP shaderlm:prompt_tokens_total Tokens of prompts\n# TYPE shaderlm:prompt_tokens_total counter\n"
         'shaderlm:prompt_tokens_total{model_name="m"} 3.0\n'
     )
-    lines = merge([("r1", text), ("r2", text)], {"m": {"prefix": 5}}, {"m": 2}).decode().splitlines()
+    lines = merge([("r1", text), ("r2", text)], "f1", {"m": {"prefix": 5}}, {"m": 2}).decode().splitlines()
     assert lines.count("# TYPE shaderlm:prompt_tokens_total counter") == 1
     assert 'shaderlm:prompt_tokens_total{model_name="m",replica="r1"} 3.0' in lines
     assert 'shaderlm:prompt_tokens_total{model_name="m",replica="r2"} 3.0' in lines
-    assert 'shaderlm:routed_requests_total{model_name="m",reason="prefix"} 5.0' in lines
-    assert 'shaderlm:replicas{model_name="m"} 2.0' in lines
+    assert 'shaderlm:routed_requests_total{front="f1",model_name="m",reason="prefix"} 5.0' in lines
+    assert 'shaderlm:replicas{front="f1",model_name="m"} 2.0' in lines
+
+
+def test_two_fronts_count_by_themselves() -> None:
+    """Whichever is asked: no sample of one is taken for the other's."""
+    texts = [merge([], front, {"m": {"prefix": count}}, {"m": 2}).decode() for front, count in (("f1", 5), ("f2", 3))]
+    one, other = ({line.split()[0] for line in text.splitlines() if not line.startswith("#")} for text in texts)
+    assert len(one) == len(other) == 2
+    assert not one & other

@@ -55,7 +55,10 @@ def serve() -> Iterator[RayServe]:
 
 @pytest.fixture(scope="module")
 def two(serve: RayServe, tiny: Path, logs: Path) -> Deployed:
-    return serve.deploy(model=str(tiny), replicas=2, log_file=str(logs), log_format="json", parallel=128)
+    from .lost_replica import LosesDevice
+
+    options: dict[str, Any] = {"log_file": str(logs), "log_format": "json", "parallel": 128}
+    return serve.deploy(LosesDevice, model=str(tiny), replicas=2, **options)
 
 
 def body(content: str, tokens: int = 8, **more: Any) -> dict[str, Any]:
@@ -142,6 +145,17 @@ def _descendants(pid: int) -> list[int]:
     return reached
 
 
+def test_slots_are_those_of_all_replicas(two: Deployed) -> None:
+    with two.client() as http:
+        streams = [http.stream("POST", CHAT, json=body(f"{number}", 3000, stream=True)) for number in range(2)]
+        with streams[0] as first, streams[1] as second:  # what is new goes where less runs: one stream on each
+            lines = [first.iter_lines(), second.iter_lines()]
+            assert all(next(each).startswith("data: ") for each in lines)
+            slots = http.get("/slots?fail_on_no_slot=1").json()
+    assert [each["id"] for each in slots] == list(range(len(slots)))
+    assert [each["id"] for each in slots if each["is_processing"]] == [0, len(slots) // 2]
+
+
 # Streams -------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +214,17 @@ def test_prompts_with_the_same_beginning_go_to_the_same_replica(two: Deployed) -
     assert imbalance <= 1.3
 
 
+def test_a_session_stays_on_its_replica(two: Deployed) -> None:
+    before, tokens = Counter(two.counts()), Counter(two.samples("shaderlm:prompt_tokens_total"))
+    with two.client(headers={"x-session-id": "mine"}) as http:
+        for number in range(8):
+            assert http.post(CHAT, json=body(f"{number} the an", 2)).status_code == 200
+    counts = Counter(two.counts()) - before
+    assert counts["session"] >= 7
+    used = Counter(two.samples("shaderlm:prompt_tokens_total")) - tokens
+    assert len(used) == 1, "the session is on one replica"
+
+
 # Replicas that end ---------------------------------------------------------------------------------------
 
 
@@ -249,6 +274,8 @@ def test_a_replica_that_dies_ends_its_streams_alone(two: Deployed) -> None:
 
 
 def test_an_update_under_load_fails_no_request(serve: RayServe, two: Deployed, tiny: Path, logs: Path) -> None:
+    from .lost_replica import LosesDevice
+
     before = set(two.replicas())
 
     async def load() -> Counter[str]:
@@ -262,7 +289,7 @@ def test_an_update_under_load_fails_no_request(serve: RayServe, two: Deployed, t
 
         clients = [asyncio.create_task(client(number)) for number in range(8)]
         options = {"replicas": 2, "log_file": str(logs), "log_format": "json", "parallel": 128, "seed": 7}
-        await asyncio.to_thread(lambda: serve.deploy(model=str(tiny), **options))
+        await asyncio.to_thread(lambda: serve.deploy(LosesDevice, model=str(tiny), **options))
         while set(two.replicas()) & before:
             await asyncio.sleep(0.1)
         stop.set()
@@ -273,6 +300,20 @@ def test_an_update_under_load_fails_no_request(serve: RayServe, two: Deployed, t
     print(f"\nanswers during the update: {dict(ends)}")
     assert set(ends) == {"200"}
     assert ends["200"] > 20
+
+
+def test_a_replica_whose_device_is_lost_ends(two: Deployed, tiny: Path) -> None:
+    from .lost_replica import flag_of
+
+    flag_of(tiny).touch()
+    with two.client() as http:
+        lost = http.post(CHAT, json=body("the"))
+        assert (lost.status_code, lost.json()["error"]["type"]) == (503, "unavailable_error")
+        assert "the GPU was lost" in lost.json()["error"]["message"], "its answer is out before it ends"
+        pid = int(flag_of(tiny).read_text())
+        until(lambda: not Path(f"/proc/{pid}").exists(), "the process ends", 60)
+        for number in range(5):
+            assert http.post(CHAT, json=body(f"{number}")).status_code == 200, "the other one answers"
 
 
 def test_more_requests_start_a_replica_and_fewer_end_it(serve: RayServe, tiny: Path) -> None:
@@ -298,9 +339,9 @@ def test_several_models_have_one_front(serve: RayServe, tiny: Path, tmp_path: Pa
     other = write_tiny_llama(tmp_path / "other.gguf", context=512, seed=1)
     models = {
         "small": {"model": str(tiny), "device": "cpu", "num_cpus": 0, "aliases": ["gpt"]},
-        "large": {"model": str(other), "device": "cpu", "num_cpus": 0},
+        "large": {"model": str(other), "device": "cpu", "num_cpus": 0, "parallel": 1, "queue": 1},
     }
-    both = serve.deploy(models=models, api_keys=["one", "two"])
+    both = serve.deploy(models=models, api_keys=["one", "two"], ingress_replicas=2)
     with both.client(headers={"Authorization": "Bearer two"}) as http:
         listed = http.get("/v1/models").json()["data"]
         assert [(each["id"], each["meta"]["n_ctx"]) for each in listed] == [("small", 4096), ("large", 512)]
@@ -316,10 +357,39 @@ def test_several_models_have_one_front(serve: RayServe, tiny: Path, tmp_path: Pa
         wrong = http.post(CHAT, json=body("the", model="huge"))
         assert wrong.status_code == 404
         assert wrong.json()["error"]["message"] == ("the model 'huge' is not served here; there are 'small', 'large'")
+        _two_fronts_count_by_themselves(http)
     with both.client() as http:
         assert http.post(CHAT, json=body("the")).status_code == 401
         assert http.get("/metrics").status_code == 401
         assert http.get("/health").status_code == 200
+    asyncio.run(_a_full_queue_refuses(both))
+
+
+def _two_fronts_count_by_themselves(http: httpx.Client) -> None:
+    seen = dict[str, str]()
+
+    def both_answered() -> bool:
+        text = http.get("/metrics").text
+        (front,) = set(re.findall(r'front="(.+?)"', text))
+        seen[front] = text
+        return len(seen) == 2
+
+    until(both_answered, "both fronts answer")
+    for text in seen.values():
+        assert re.findall(r'replicas{.*model_name="(.+?)"', text) == ["small", "large"]
+        assert len(set(re.findall(r'replica="(.+?)"', text))) == 2, "each has the replicas of all models"
+
+
+async def _a_full_queue_refuses(both: Deployed) -> None:
+    """One runs, one is with the replica to follow it, and of the others one may wait in each front."""
+    async with both.async_client(headers={"Authorization": "Bearer one"}) as http:
+        sent = body("the", 300, model="large")
+        answers = await asyncio.gather(*(http.post(CHAT, json=sent) for _ in range(16)))
+    assert Counter(each.status_code for each in answers).keys() == {200, 429}
+    refused = next(each for each in answers if each.status_code == 429)
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert refused.json()["error"]["message"] == "the queue of 1 is full; try again later"
+    assert int(refused.headers["retry-after"]) > 0
 
 
 def test_a_second_device_nearly_doubles_the_tokens(serve: RayServe, tiny: Path) -> None:

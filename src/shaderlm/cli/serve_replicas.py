@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..errors import InputError
+from .loading import progress_bar
 from .streaming import tell
-
-if TYPE_CHECKING:
-    from ..ray.config import ClusterConfig
 
 _RAY_PARTS = 10_000
 _SAME = ("queue", "kv_memory", "share_prefixes", "n_predict", "seed", "reasoning_format", "embedding", "warmup")
@@ -24,7 +22,9 @@ def serve_replicas(
     model: str | None, device: str, keys: list[str], template: str | None, options: dict[str, Any]
 ) -> int:
     """Serve until a signal; the exit code. `options` are those of `serve`."""
+    from ..formats.find import find
     from ..ray.cluster import HttpOptions, free_port, local_ray, ray_at, serve_until_signal
+    from ..ray.config import cluster_config
     from ..ray.versions import check_ray
 
     check_ray()
@@ -32,8 +32,11 @@ def serve_replicas(
         raise click.UsageError("--web is not for replicas: any web server can host an export.")
     logging.disable(logging.INFO)  # Ray tells what it does, and sets its levels again and again
     host, replicas, address = options["host"], options["replicas"] or 1, options["ray_address"]
+    if address is not None and not options["port"]:
+        raise click.UsageError(
+            "--port 0 is a free port of this machine; with --ray-address, give a port of the cluster."
+        )
     http = HttpOptions(host, options["port"] or free_port(host), options["ssl_cert_file"], options["ssl_key_file"])
-    http.check_free()
     most = max(replicas, options["max_replicas"] or 0)
     has, gpus = resources(device, most) if address is None else ({"device": device}, 0)
     args = {
@@ -49,13 +52,19 @@ def serve_replicas(
         "verbose": options["verbose"],
     }
 
-    def ready(config: ClusterConfig) -> None:
+    config = cluster_config(args)
+    if address is None:  # otherwise the proxy listens on the cluster's head, and its nodes have the files
+        http.check_free()
+        with progress_bar() as progress:
+            find(model, progress)  # once, and not by each replica
+
+    def ready() -> None:
         (name,) = config.models
         tell(f"listening on {http.url}")
         tell(f"{name} is ready on {replicas} replicas: {http.url}/v1 is for OpenAI's clients")
 
     with local_ray(most, gpus) if address is None else ray_at(address):
-        interrupted = serve_until_signal(args, http, ready, options["drain"])
+        interrupted = serve_until_signal(config, http, ready, options["drain"])
     return 130 if interrupted else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -16,13 +17,15 @@ from typing import Any
 
 from ..errors import InputError, ShaderlmError
 from . import loopback
-from .config import ClusterConfig, cluster_config
+from .config import ClusterConfig
 from .versions import check_ray
 
 APP = "shaderlm"
 _PREFIX = "slm-"  # of folders for Ray's sockets and logs
 _CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # the actor of Ray Serve, by its name
+_ANSWER_SECONDS = 10.0  # for the front to say that requests are over
 _STORE_BYTES = 200 << 20  # of Ray's shared memory: requests and answers are no larger than messages
+_log = logging.getLogger("shaderlm.ray")
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,19 @@ def local_ray(cpus: float, gpus: int = 0) -> Iterator[None]:
     # A short name: sockets lie in it, and their paths have 107 characters at most.
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=max(os.cpu_count() or 1, int(cpus + 0.999)),
-            num_gpus=gpus,
-            object_store_memory=_STORE_BYTES,
-            logging_level="warning",
-            _temp_dir=folder,
-        )
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=max(os.cpu_count() or 1, int(cpus + 0.999)),
+                num_gpus=gpus,
+                object_store_memory=_STORE_BYTES,
+                logging_level="warning",
+                _temp_dir=folder,
+            )
+        except ValueError as problem:  # CUDA_VISIBLE_DEVICES and the like, of which Vulkan knows nothing
+            expected = f"WebGPU finds {gpus} GPUs here, and sees no such variable: unset it"
+            raise InputError(f"Ray does not start: {str(problem).splitlines()[0]} {expected}") from None
         try:
             yield
         finally:
@@ -110,15 +117,12 @@ def ray_at(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def serve_until_signal(
-    args: dict[str, Any], http: HttpOptions, ready: Callable[[ClusterConfig], None], drain: float
-) -> bool:
+def serve_until_signal(config: ClusterConfig, http: HttpOptions, ready: Callable[[], None], drain: float) -> bool:
     """Deploy on this process's Ray, and serve until SIGINT or SIGTERM: was it SIGINT? A second one does not wait."""
     from ray import serve
 
     from .app import application
 
-    config = cluster_config(args)
     _refuse_running_serve()
     options = {"host": http.host, "port": http.port}
     if http.ssl_cert_file is not None:
@@ -127,16 +131,26 @@ def serve_until_signal(
         try:
             serve.start(http_options=options, proxy_location="HeadOnly", logging_config=_QUIET)
             handle = _run(application(config))
-            ready(config)
+            ready()
             signals.wait()
             with suppress(KeyboardInterrupt):  # the second one
                 signals.hurry()
-                unfinished = handle.broadcast("drain", drain).results(timeout_s=drain + 10)
-                del unfinished
+                _drain(handle, drain)
         finally:
             signals.ignore()
             serve.shutdown()
     return signals.interrupted
+
+
+def _drain(handle: Any, seconds: float) -> None:
+    """Let requests finish. A front that does not say that they have is ended with what it has."""
+    from ray.exceptions import RayError
+
+    try:
+        handle.broadcast("drain", seconds).results(timeout_s=seconds + _ANSWER_SECONDS)
+    except (TimeoutError, RayError) as problem:
+        reason = str(problem).strip().splitlines()[:1]
+        _log.warning("requests may not be over, and end now: %s", *(reason or [type(problem).__name__]))
 
 
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +12,14 @@ import msgspec
 
 from ..errors import InputError
 from ..formats.default_model import NAME as DEFAULT_MODEL
+from ..server.limits import Limits, limits_of
 
 DEFAULT_PARALLEL = (
     32  # sequences of a replica, where nothing else is said: what autoscaling and back-pressure count with
 )
 INGRESS = "ingress"  # the name of its deployment
 _FILE = "config"
+_OF_CONNECTIONS = ("head_bytes", "head_seconds")  # limits of the server's own connections
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +140,19 @@ def cluster_config(args: Mapping[str, Any]) -> ClusterConfig:
         raise InputError(f"names of models must differ in letters and digits, and from {INGRESS!r}: {deployments[1:]}")
     for name, each in config.models.items():
         each.check(name)
+    _check_limits(config.limits)
     return config
+
+
+def _check_limits(assignments: Sequence[str]) -> None:
+    """Limits that nobody would keep are an InputError, too."""
+    limits, default = limits_of(assignments), Limits()
+    for name in _OF_CONNECTIONS:
+        if getattr(limits, name) != getattr(default, name):
+            raise InputError(
+                f"--limit {name} has no effect with replicas: Ray's proxy reads the heads of requests, and has no "
+                "such limit. Leave it out, and put a proxy that has one in front where clients are not trusted"
+            )
 
 
 def deployment_name(model: str) -> str:

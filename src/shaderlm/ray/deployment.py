@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,9 +14,7 @@ from ray import serve
 
 from ..engine.loading import load_with
 from ..errors import DeviceError
-from ..files import cache_directory
 from ..formats.default_model import NAME as DEFAULT_MODEL
-from ..formats.find import find
 from ..gpu import adapters
 from ..server.app import make_routes
 from ..server.limits import limits_of
@@ -29,6 +27,7 @@ from .config import ClusterConfig, ModelConfig
 from .loopback import bind_replica
 from .relay import RelayedRequest, ResponseHead, responses
 
+_LAST_SECONDS = 1.0  # of a process whose device is lost: its answers, which are errors, are on their way
 _log = logging.getLogger("shaderlm.ray")
 
 
@@ -48,14 +47,18 @@ class EngineReplica:
         self._service = Service(load, metrics=cluster.metrics, slots=cluster.slots, limits=limits, reload=False)
         self._request_log = RequestLog(cluster.log_file, cluster.log_format, verbose=cluster.verbose)
         self._app = Logged(make_routes(self._service), self._request_log)
+        self._ends = False
         self._service.start()
         served = await self._service.wait_loaded()
         _log.info("%s is ready on %s", served.name, served.model.report.device)
 
     async def relay(self, request: RelayedRequest) -> AsyncIterator[ResponseHead | bytes]:
         """The answer to a request: its head, then its body as it comes."""
-        async for part in responses(self._app, request, self._name):
-            yield part
+        try:
+            async for part in responses(self._app, request, self._name):
+                yield part
+        finally:
+            self._end_if_lost()
 
     async def whole(self, request: RelayedRequest) -> tuple[str, int, bytes]:
         """This replica's name, and its whole answer: for what the ingress asks all of them."""
@@ -66,6 +69,13 @@ class EngineReplica:
             else:
                 status = part.status
         return self._name, status, b"".join(parts)
+
+    def _end_if_lost(self) -> None:
+        """A replica whose device is lost answers quickly, and so would draw requests until Ray's third check fails."""
+        if self._service.lost is not None and not self._ends:
+            self._ends = True
+            _log.error("the device of the replica %s is lost, its process ends: %s", self._name, self._service.lost)
+            asyncio.get_running_loop().call_later(_LAST_SECONDS, os._exit, 1)
 
     async def check_health(self) -> None:
         """Ray starts another replica instead of one whose device is lost."""
@@ -90,21 +100,8 @@ def device_here(config: ModelConfig) -> str:
     return device_of(ids, [each.caps for each in adapters(config.backend)])
 
 
-def _fetch(model: str | None) -> None:
-    """One process after the other: the second one finds the file that the first has fetched."""
-    cache = cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "fetch.lock").open("w") as lock:
-        with suppress(ImportError):  # Windows
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        find(model)
-
-
 def load_served(config: ModelConfig, name: str, device: str, **options: Any) -> ServedModel:
-    """The model of a configuration, loaded. Several processes of a machine fetch its file once."""
-    _fetch(config.model)
+    """The model of a configuration, loaded."""
     model = load_with(
         config.model,
         device=device,

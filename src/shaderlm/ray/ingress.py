@@ -6,12 +6,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+from ray import serve
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import (
     BackPressureError,
@@ -24,16 +25,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..server.access import CLIENT, Access, Origins, error_response
-from ..server.app import read_body, route_of
+from ..server.app import has_large_body, read_body, route_of
 from ..server.errors import ENDING, ApiError, unavailable
 from ..server.limits import Limits, limits_of
 from ..server.metrics import CONTENT_TYPE
 from ..server.request_log import PROCESS, REQUEST, ROUTE, Logged, RequestLog
 from ..server.routes import sse
+from ..server.service import MAX_LARGE_BODIES
 from ..server.types.llama_server import Health
 from ..server.types.responses import ErrorEvent
 from . import metrics
-from .config import ClusterConfig, ModelConfig, deployment_name
+from .config import ClusterConfig, deployment_name
 from .loopback import bind_replica
 from .pages import page_hashes, prompt_bytes, session_hash
 from .relay import RelayedRequest, ResponseHead
@@ -46,6 +48,8 @@ _ASK_SECONDS = 10.0  # for the answers of all replicas
 _RETRY_SECONDS = 1  # a request whose replica is gone finds another one at once
 _SMALL_BODY_BYTES = 1 << 16
 _DRAIN_POLL_SECONDS = 0.05
+# What Ray and Ray Serve raise instead of an answer.
+_FAILURES = (RayError, BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError)
 _log = logging.getLogger("shaderlm.ray")
 
 
@@ -65,7 +69,8 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray Serve calls this once: the application that its proxy talks to."""
         config = self._config
-        self._front = Front(config, self._handles, limits_of(config.limits))
+        name = serve.get_replica_context().replica_id.unique_id
+        self._front = Front(config, self._handles, limits_of(config.limits), name)
         guarded = Access(self._front, config.keys, Origins(config.cors_origins), config.host)
         return RequestIds(Logged(guarded, self._log))
 
@@ -89,8 +94,10 @@ class RequestIds:
 class Front:
     """The application behind the keys: one request after the other goes to a replica of its model."""
 
-    def __init__(self, config: ClusterConfig, handles: Mapping[str, Any], limits: Limits) -> None:
-        self._config, self._limits = config, limits
+    def __init__(self, config: ClusterConfig, handles: Mapping[str, Any], limits: Limits, name: str) -> None:
+        """`name`: of this front, where there may be several."""
+        self._config, self._limits, self._name = config, limits, name
+        self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         self._streams = {name: handle.options(method_name="relay", stream=True) for name, handle in handles.items()}
         self._handles = handles
         self._names = {alias: name for name, model in config.models.items() for alias in (*model.aliases, name)}
@@ -127,20 +134,17 @@ class Front:
         """A response, or None where it is sent already."""
         if self._ending:
             raise unavailable(ENDING)
-        path = scope["path"]
-        if scope["method"] == "GET":
-            if path == "/health":
-                return await self._health()
-            if path == "/metrics" and self._config.metrics:
-                return await self._metrics(scope)
-            if path == "/slots" and self._config.slots:
-                return await self._slots(scope)
-            if path == "/v1/models" and len(self._config.models) > 1:
-                return await self._models(scope)
-        body = await read_body(Request(scope, receive), self._limits)
-        request = _relayed(scope, body)
-        small = len(body) <= _SMALL_BODY_BYTES  # a large one takes long to read, and all streams would wait
-        name, keys = self._route(request) if small else await asyncio.to_thread(self._route, request)
+        try:
+            if (response := await self._of_all(scope)) is not None:
+                return response
+        except _FAILURES as problem:
+            raise _error(problem, scope[REQUEST]) from problem
+        sent = Request(scope, receive)
+        async with self._large_bodies if has_large_body(sent) else nullcontext():  # as one server does
+            body = await read_body(sent, self._limits)
+            request = _relayed(scope, body)
+            small = len(body) <= _SMALL_BODY_BYTES  # a large one takes long to read, and all streams would wait
+            name, keys = self._route(request) if small else await asyncio.to_thread(self._route, request)
         await self._relay(name, replace(request, keys=keys), scope, receive, send)
         return None
 
@@ -182,8 +186,8 @@ class Front:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except (RequestCancelledError, TaskCancelledError):
             return  # nobody reads it
-        except (RayError, BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError) as problem:
-            error = _error(problem, self._config.models[name], request.id)
+        except _FAILURES as problem:
+            error = _error(problem, request.id)
             if head is None:
                 raise error from problem
             if not _is_stream(head):
@@ -198,6 +202,21 @@ class Front:
 
     # All replicas --------------------------------------------------------------------------------------------
 
+    async def _of_all(self, scope: Scope) -> Response | None:
+        """The answer to what is asked of all replicas or models; None: one replica answers."""
+        path, config = scope["path"], self._config
+        if scope["method"] != "GET":
+            return None
+        if path == "/health":
+            return await self._health()
+        if path == "/metrics" and config.metrics:
+            return await self._metrics(scope)
+        if path == "/slots" and config.slots:
+            return await self._slots(scope)
+        if path == "/v1/models" and len(config.models) > 1:
+            return await self._models(scope)
+        return None
+
     async def _health(self) -> Response:
         """Does every model have a replica?"""
         absent = [name for name in self._handles if not await self._replicas(name)]
@@ -209,17 +228,30 @@ class Front:
         """How many a router sees: no replica is asked."""
         deployment = deployment_name(name)
         if deployment not in routers:  # before the first request, which makes the router
-            with suppress(TimeoutError, RayError):
+            with suppress(TimeoutError, *_FAILURES):
                 async with asyncio.timeout(_FIRST_SECONDS):
-                    async for _ in self._streams[name].remote(_own_request("/health")):
-                        pass
+                    await self._one(name, _own_request("/health"))
         return len(routers[deployment].replica_names) if deployment in routers else 0
 
     async def _ask(self, name: str, request: RelayedRequest) -> list[tuple[str, int, bytes]]:
-        """Answers of all replicas of a model: name, status and body. One that does not answer is left out."""
+        """Answers of all replicas of a model: name, status and body. One that ends meanwhile is left out."""
         asked = self._handles[name].broadcast("whole", request)
-        answers = await asked.results_async(timeout_s=_ASK_SECONDS, return_exceptions=True)
+        try:
+            answers = await asked.results_async(timeout_s=_ASK_SECONDS, return_exceptions=True)
+        except TimeoutError:
+            late = f"not all replicas of {name} answered within {_ASK_SECONDS:g} s"
+            raise unavailable(f"{late}; try again in a few seconds") from None
         return [each for each in answers if isinstance(each, tuple)]
+
+    async def _one(self, name: str, request: RelayedRequest) -> tuple[int, bytes]:
+        """The whole answer of one replica of a model: status and body."""
+        status, parts = 500, list[bytes]()
+        async for part in self._streams[name].remote(request):
+            if isinstance(part, ResponseHead):
+                status = part.status
+            else:
+                parts.append(part)
+        return status, b"".join(parts)
 
     async def _metrics(self, scope: Scope) -> Response:
         texts = list[tuple[str, str]]()
@@ -230,12 +262,13 @@ class Front:
         there = {name: routers[deployment_name(name)] for name in self._handles if deployment_name(name) in routers}
         counts = {name: router.routing.counts for name, router in there.items()}
         sizes = {name: len(router.replica_names) for name, router in there.items()}
-        return Response(metrics.merge(texts, counts, sizes), media_type=CONTENT_TYPE)
+        return Response(metrics.merge(texts, self._name, counts, sizes), media_type=CONTENT_TYPE)
 
     async def _slots(self, scope: Scope) -> Response:
         slots = list[Any]()
+        request = replace(_relayed(scope, b""), query=b"")  # a full replica is no answer: all together may not be full
         for name in self._handles:
-            for _, status, body in await self._ask(name, _relayed(scope, b"")):
+            for _, status, body in await self._ask(name, request):
                 slots += msgspec.json.decode(body) if status == 200 else []
         for number, slot in enumerate(slots):  # each replica counts from 0
             slot["id"] = number
@@ -246,10 +279,10 @@ class Front:
     async def _models(self, scope: Scope) -> Response:
         """Of each model the list of one replica, all in one."""
         listed = list[Any]()
-        for stream in self._streams.values():
-            body = b""
-            async for part in stream.remote(_relayed(scope, b"")):
-                body += part if isinstance(part, bytes) else b""
+        for name in self._handles:
+            status, body = await self._one(name, _relayed(scope, b""))
+            if status != 200:
+                raise unavailable(f"the replica of {name} that was asked cannot answer; try again in a few seconds")
             listed += msgspec.json.decode(body)["data"]
         return _json({"object": "list", "data": listed})
 
@@ -282,11 +315,12 @@ async def _cancel_when_gone(receive: Receive, parts: Any) -> None:
     parts.cancel()
 
 
-def _error(problem: Exception, model: ModelConfig, request: str) -> ApiError:
+def _error(problem: Exception, request: str) -> ApiError:
     """What a problem between here and a replica is to a client."""
     if isinstance(problem, BackPressureError):
         wait = math.ceil(getattr(problem, "retry_after_s", None) or _RETRY_SECONDS)
-        message = f"{model.queue:,} requests wait already, which is the most; try again later"
+        most: int = problem.args[1]
+        message = f"the queue of {most:,} is full; try again later"
         return ApiError(429, message, headers={"Retry-After": str(wait)})
     if isinstance(problem, (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)):
         _log.warning("the replica of request %s is gone: %s", request, type(problem).__name__)

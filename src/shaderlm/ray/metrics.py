@@ -12,11 +12,17 @@ from prometheus_client.samples import Sample
 
 
 def merge(
-    texts: Iterable[tuple[str, str]], counts: Mapping[str, Mapping[str, int]], replicas: Mapping[str, int]
+    texts: Iterable[tuple[str, str]],
+    front: str,
+    counts: Mapping[str, Mapping[str, int]],
+    replicas: Mapping[str, int],
 ) -> bytes:
-    """`texts`: of each replica. Of each model, `counts`: why requests went where they did, and how many `replicas`."""
+    """`texts`: of each replica. Of each model, `counts`: why requests went where they did, and how many `replicas`.
+
+    `front`: who counts. Any of several may be asked, and each has counts of its own.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector([*_labelled(texts), *_of_routers(counts, replicas)]))
+    registry.register(_Collector([*_labelled(texts), *_of_routers(front, counts, replicas)]))
     return generate_latest(registry)
 
 
@@ -39,15 +45,15 @@ def _labelled(texts: Iterable[tuple[str, str]]) -> list[Metric]:
     return [*families.values()]
 
 
-def _of_routers(counts: Mapping[str, Mapping[str, int]], replicas: Mapping[str, int]) -> Iterator[Metric]:
+def _of_routers(front: str, counts: Mapping[str, Mapping[str, int]], replicas: Mapping[str, int]) -> Iterator[Metric]:
     routed = CounterMetricFamily(
-        "shaderlm:routed_requests", "Requests by why their replica was chosen", labels=["model_name", "reason"]
+        "shaderlm:routed_requests", "Requests by why their replica was chosen", labels=["model_name", "reason", "front"]
     )
     for model, reasons in counts.items():
         for reason, count in sorted(reasons.items()):
-            routed.add_metric([model, reason], count)
+            routed.add_metric([model, reason, front], count)
     yield routed
-    there = GaugeMetricFamily("shaderlm:replicas", "Replicas that requests may go to", labels=["model_name"])
+    there = GaugeMetricFamily("shaderlm:replicas", "Replicas that requests may go to", labels=["model_name", "front"])
     for model, count in replicas.items():
-        there.add_metric([model], count)
+        there.add_metric([model, front], count)
     yield there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -13,14 +14,23 @@ from .versions import check_ray
 check_ray()
 
 
+@dataclass
+class _Choice:
+    """Where a request shall go, and why. It stays with the request."""
+
+    replica: str
+    reason: str
+    counts: bool = True  # as load of the replica: until the request is sent, or nobody waits for it any more
+
+
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there where types are checked
     """Chooses a replica by `routing.PrefixRouting`. The first argument of a request has its keys, as `Keys`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called once by Ray."""
         self.routing = routing.PrefixRouting(**kwargs)
-        self._running: Counter[str] = Counter()  # requests that this router sent and that are not over
-        self._reasons: dict[str, str] = {}  # a request, by its id → why it goes where it goes
+        self._load = Counter[str]()  # requests of this router by replica, from the choice to the end
+        self._sent = Counter[tuple[str, str]]()  # of those that are sent: request and replica; one may be sent twice
         # Ray copies this module into the process, and what is global here would be a copy, too.
         routing.routers[self._deployment_id.name] = self
 
@@ -47,33 +57,63 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
+        earlier = self._release(pending_request)
 
-        def load(name: str) -> int:  # what this router sent, or more, if a replica said that others sent some, too
+        def load(name: str) -> int:  # what this router chose, or more, if a replica said that others sent some, too
             known = self.replica_queue_len_cache.get(by_name[name].replica_id) if name in by_name else None
-            return max(self._running[name], known or 0)
+            return max(self._load[name], known or 0)
 
-        mean = self._running.total() / max(1, len(by_name))
-        names, reason = self.routing.choose(_keys(pending_request), load, mean)
-        request = pending_request.metadata.internal_request_id
+        keys, mean = _keys(pending_request), self._load.total() / max(1, len(by_name))
+        names, reason = self.routing.choose(keys, load, mean)
         ranks = [[by_name[name]] for name in names if name in by_name]
-        if request in self._reasons:
+        if earlier is not None:
             ranks.append([by_name[name] for name in self.routing.two() if name in by_name])
-        self._reasons[request] = reason
+            reason = "new" if earlier.reason == "new" else reason
+        if names:
+            pending_request.routing_context.choice = _Choice(names[0], reason)
+            _add(self._load, names[0], 1)
+            if earlier is None:
+                self.routing.reserve(keys, names[0])
         return ranks
 
+    async def _choose_replica_for_request(self, pending_request: PendingRequest, **options: Any) -> RunningReplica:
+        """Ray's, which waits for a replica. For each that it returns there is one `on_request_completed`."""
+        try:
+            replica = await super()._choose_replica_for_request(pending_request, **options)
+        finally:
+            self._release(pending_request)
+        name = replica.replica_id.unique_id
+        _add(self._load, name, 1)
+        _add(self._sent, (pending_request.metadata.internal_request_id, name), 1)
+        return replica
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A request went to a replica."""
-        reason = self._reasons.pop(pending_request.metadata.internal_request_id, "new")
-        self._running[replica_id.unique_id] += 1
-        self.routing.sent(_keys(pending_request), replica_id.unique_id, reason)
+        """A replica took a request."""
+        name, choice = replica_id.unique_id, pending_request.routing_context.choice
+        reason = choice.reason if name == choice.replica or choice.reason == "new" else "moved"
+        self.routing.sent(_keys(pending_request), name, reason)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """A request is over, however it ended."""
+        """A request is over, or was not taken. Ray calls it for those to all replicas, too, which nobody chose."""
         name = replica_id.unique_id
-        self._reasons.pop(internal_request_id, None)
-        self._running[name] -= 1
-        if self._running[name] <= 0:
-            del self._running[name]
+        if self._sent[internal_request_id, name]:
+            _add(self._sent, (internal_request_id, name), -1)
+            _add(self._load, name, -1)
+
+    def _release(self, request: PendingRequest) -> _Choice | None:
+        """The choice for a request, if there is one. It counts no more."""
+        choice: _Choice | None = getattr(request.routing_context, "choice", None)
+        if choice is not None and choice.counts:
+            choice.counts = False
+            _add(self._load, choice.replica, -1)
+        return choice
+
+
+def _add(counts: Counter[Any], key: Any, change: int) -> None:
+    """What is 0 leaves the table."""
+    counts[key] += change
+    if not counts[key]:
+        del counts[key]
 
 
 def _keys(request: PendingRequest) -> routing.Keys:

@@ -100,13 +100,21 @@ class PrefixRouting:
         """Any two, for a request whose replicas are full."""
         return random.sample(self._replicas, min(2, len(self._replicas)))
 
-    def sent(self, keys: Keys, replica: str, reason: str) -> None:
-        """A request went there."""
-        self.counts[reason] += 1
+    def reserve(self, keys: Keys, replica: str) -> None:
+        """A request shall go there: what is chosen before it is sent knows of it."""
         self._shares[replica] += 1
         self._recent.append(replica)
         while len(self._recent) > RECENT * max(1, len(self._replicas)):
             self._shares[self._recent.popleft()] -= 1
+        self._remember(keys, replica)
+
+    def sent(self, keys: Keys, replica: str, reason: str) -> None:
+        """A request went there, or to another one if the first was full."""
+        self.counts[reason] += 1
+        if keys.hashes and self._homes.get(keys.hashes[-1]) != replica:
+            self._remember(keys, replica)
+
+    def _remember(self, keys: Keys, replica: str) -> None:
         for each in keys.hashes:
             self._homes[each] = replica
             self._homes.move_to_end(each)

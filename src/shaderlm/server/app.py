@@ -89,13 +89,18 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
+def has_large_body(request: Request) -> bool:
+    """Or one whose size is not known before it is read."""
+    length = request.headers.get("content-length", "" if "transfer-encoding" in request.headers else "0")
+    return not length.isdecimal() or int(length) > LARGE_BODY_BYTES
+
+
 async def _compute(
     service: Service, request: Request, body_type: Any, compute: Callable[[ServedModel, Any], Value]
 ) -> Value:
     """What a thread makes of a body. Few large bodies are in memory at the same time."""
-    served, length = service.served, request.headers.get("content-length", "")
-    is_small = length.isdecimal() and int(length) <= LARGE_BODY_BYTES
-    async with nullcontext() if is_small else service.large_bodies:
+    served = service.served
+    async with service.large_bodies if has_large_body(request) else nullcontext():
         raw = await read_body(request, service.limits)
         return await service.prepare(lambda: compute(served, read(served, raw, body_type)))
 
