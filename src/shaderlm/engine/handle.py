@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runtime.row_scores import RowScores
 from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
-from .completion import Completion, Timing, TokenLogprob
+from .completion import Completion, PromptLogprobs, Timing, TokenLogprob
 from .masks import Mask
 from .request import Delta, Request, SequenceInfo, Usage
 from .sampling import settings_of
@@ -71,7 +72,8 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.stop_match: str | int | None = None  # after "stop": the stop string or token id that came
         self.completion: Completion | None = None
         self.hidden: NDArray[np.float32] | None = None  # [hidden]
-        self.logits: NDArray[np.float32] | None = None  # [prompt, vocabulary]
+        self.logits: NDArray[np.float32] | None = None  # [rows of the prompt, vocabulary]
+        self.stop_logprob: TokenLogprob | None = None  # of the token id that ended it, where they are reported
         self.settings = settings_of(request.sampling)
         self.early_settings = self.settings  # before min_tokens
         if request.min_tokens > 0 and request.stop_ids:
@@ -83,9 +85,14 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.cancelled = False
         prompt = list(request.prompt_ids)
         all_outputs = request.output == "logits"
-        cached = request.cache_prompt and not all_outputs  # what is cached gives nothing
+        self._scores: PromptLogprobs | None = None
+        if request.prompt_logprobs is not None:
+            self._scores = PromptLogprobs(prompt, request.first_row + 1, request.prompt_logprobs)
+            self._scored = self._scores.first  # tokens whose log probabilities are known, or not wanted
+        # What is cached gives nothing.
+        cached = request.cache_prompt and not all_outputs and self._scores is None
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, cached)
-        self.sequence.all_outputs = all_outputs
+        self.sequence.all_outputs, self.sequence.first_output = all_outputs, request.first_row
         self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
@@ -228,6 +235,11 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     # Numbers -------------------------------------------------------------------------------------------------
 
     @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, if they are asked for, and once all of them are there."""
+        return self._scores if self._scores is not None and self._scored >= len(self._scores) else None
+
+    @property
     def state(self) -> str:
         """waiting, prefill, decode or finished."""
         if self.finish_reason is not None:
@@ -300,10 +312,31 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             (self.hidden,) = result.hidden[rows.places]
             return
         assert result.logits is not None
-        logits = result.logits[rows.places]
+        logits, first = result.logits[rows.places], self.request.first_row
+        logits = logits[max(0, first - rows.position) :]
+        at = max(first, rows.position)
+        if self.request.take_logits is not None:
+            self.request.take_logits(at, logits)
+            return
         if self.logits is None:
-            self.logits = np.empty((self.sequence.prompt_tokens, logits.shape[1]), np.float32)
-        self.logits[rows.position : rows.position + len(logits)] = logits
+            self.logits = np.empty((self.sequence.prompt_tokens - first, logits.shape[1]), np.float32)
+        self.logits[at - first : at - first + len(logits)] = logits
+
+    def scores_of(self, first: int, rows: int) -> RowScores | None:
+        """What rows of it, from a position on, say of the prompt; None: nothing that is wanted."""
+        if self._scores is None:
+            return None
+        tokens, top = self._scores.ids, self._scores.top_ids.shape[1]
+        begin, end = max(self._scored, first + 1), min(len(tokens), first + rows + 1)
+        return RowScores(begin - first - 1, tokens[begin:end], top) if begin < end else None
+
+    def take_scores(self, result: StepResult, rows: OutputRows) -> None:
+        """Log probabilities of its prompt, of the tokens after some rows."""
+        assert result.scores is not None
+        assert self._scores is not None
+        reports = result.scores[rows.places]
+        self._scores.set(rows.position + 1, reports)
+        self._scored = rows.position + 1 + len(reports)
 
     def take_mask(self, mask: Mask) -> str | None:
         """Its next token can be sampled, or nothing can follow: then the reason why it ends."""

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ContextSizeError, InputError, ModelError, ShaderlmError
+from ..graph.sampling import MAX_LOGPROBS
 from ..models.config import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat import content_text
 from ..text.chat_output import END_OF_THINK, THINK
-from .completion import Completion
+from .completion import Completion, PromptLogprobs
 from .constraints import GrammarCompiler
 from .driver import Engine
 from .handle import Handle
@@ -290,6 +291,39 @@ class LanguageModel:
     def embed_request(self, text: Prompt) -> Request:
         """What `embed` asks of the engine for one text, checked."""
         return replace(self.request(text, max_tokens=1), output="hidden")
+
+    @overload
+    def score(self, text: Prompt, *, logprobs: int = 0) -> PromptLogprobs: ...
+
+    @overload
+    def score(self, text: Prompts, *, logprobs: int = 0) -> list[PromptLogprobs]: ...
+
+    def score(self, text: Prompt | Prompts, *, logprobs: int = 0) -> PromptLogprobs | list[PromptLogprobs]:
+        """Log probabilities of the tokens of a text, or of token ids, each after those before it; nothing is generated.
+
+        The first is None. `total` is the sum of the others, `perplexity` exp of minus their mean. logprobs: report
+        this many of the most likely tokens beside each. A list of texts gives a list, and they share steps.
+        """
+        if not _are_prompts(text):
+            return self._scores([self.score_request(cast(Prompt, text), logprobs=logprobs)])[0]
+        return self._scores(self._requests("text", text, lambda each: self.score_request(each, logprobs=logprobs)))
+
+    def _scores(self, requests: Sequence[Request]) -> list[PromptLogprobs]:
+        return [cast(PromptLogprobs, handle.prompt_logprobs) for handle in self._run_all(requests)]
+
+    def score_request(self, text: Prompt, *, logprobs: int = 0) -> Request:
+        """What `score` asks of the engine for one text, checked."""
+        if logprobs is None:  # which `request` takes
+            raise InputError(f"logprobs must be a whole number in 0 … {MAX_LOGPROBS}, got None")
+        return replace(self.scored(self.request(text, max_tokens=1, logprobs=logprobs)), output="nothing")
+
+    def scored(self, request: Request) -> Request:
+        """The same request, with log probabilities of its prompt beside those of its tokens.
+
+        Nothing of it is taken from the cache, which has none, nor kept there: few texts are scored twice.
+        """
+        logprobs = min(request.sampling.logprobs or 0, self.config.vocabulary)
+        return replace(request, prompt_logprobs=logprobs, cache_prompt=False, keep_cache=False)
 
     def prepare_grammars(self) -> None:
         """Make what the first schema, grammar or tool needs. Takes 0.2 to 0.6 s, in which no other thread runs."""

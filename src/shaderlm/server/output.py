@@ -81,7 +81,7 @@ def finish_of(handle: Handle, called: bool = False) -> Finish:
     reason = handle.finish_reason or "error"
     if reason != "stop":
         return FINISHES[reason]
-    if handle.request.output == "hidden":
+    if not handle.request.generates:
         return FINISHES["length"]  # nothing was to be generated
     if called:
         return FINISHES["calls"]

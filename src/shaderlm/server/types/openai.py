@@ -12,6 +12,7 @@ from .common import (
     Choices,
     ConversationFields,
     Count,
+    CountOrZero,
     NonEmpty,
     PromptProgress,
     ResponseFormat,
@@ -260,7 +261,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     # A union of lists: msgspec takes one list, so its items are told apart later.
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-    max_tokens: Count | None = None
+    max_tokens: CountOrZero | None = None
     n: Choices | None = None
     logprobs: Alternatives | None = None
     echo: bool | None = None
@@ -273,11 +274,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class CompletionLogprobs(Struct):
-    """Log probabilities as lists, one item for each token."""
+    """Log probabilities as lists, one item for each token. The first token of a prompt has none: null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
