@@ -54,15 +54,23 @@ LAYERS: tuple[str, ...] = (
     "models",
     "compile",
 )
-LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "web", "ray", "cli")
+LAYERS += ("runtime", "ops", "engine", "page", "evaluate", "bench", "profile", "server", "web", "ray", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"cli", "bench", "profile", "server", "web", "ray"},
+    {"cli", "evaluate", "bench", "profile", "server", "web", "ray"},
     {"runtime", "text"},
     {"compile", "text"},
 )
-ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "ray"), ("cli", "server"), ("cli", "web"), ("ray", "server")}
+ALLOWED = {
+    ("cli", "evaluate"),
+    ("cli", "bench"),
+    ("cli", "profile"),
+    ("cli", "ray"),
+    ("cli", "server"),
+    ("cli", "web"),
+    ("ray", "server"),
+}
 
 
 @cache
