@@ -62,15 +62,8 @@ PEERS = (
     {"runtime", "text"},
     {"compile", "text"},
 )
-ALLOWED = {
-    ("cli", "evaluate"),
-    ("cli", "bench"),
-    ("cli", "profile"),
-    ("cli", "ray"),
-    ("cli", "server"),
-    ("cli", "web"),
-    ("ray", "server"),
-}
+_WITH_COMMANDS = ("evaluate", "bench", "profile", "ray", "server", "web")  # what `cli` runs
+ALLOWED = {*(("cli", each) for each in _WITH_COMMANDS), ("ray", "server")}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`shaderlm perplexity`: how well a model predicts a text, and how far it is from another one, as llama-perplexity says."""
+"""`shaderlm perplexity`: how well a model predicts a text, and how far it is from another one."""
 
 from __future__ import annotations
 

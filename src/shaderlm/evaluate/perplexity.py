@@ -1,4 +1,7 @@
-"""Perplexity: exp of the mean of −ln p over the tokens of a text that count. Only log probabilities leave the device."""
+"""Perplexity: exp of the mean of −ln p over the tokens of a text that count.
+
+Only log probabilities leave the device.
+"""
 
 from __future__ import annotations
 
