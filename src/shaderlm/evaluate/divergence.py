@@ -107,9 +107,7 @@ def check_base(base: LogitsFile, model: LanguageModel, tokens: list[int] | None)
     different = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
     if different is not None or len(tokens) < len(base.tokens):
         place = len(tokens) if different is None else different
-        raise InputError(
-            f"the text is not the one of {base.path}: token {place:,} differs. Give the same text, or none"
-        )
+        raise InputError(f"this is not the text of {base.path}: token {place:,} differs. Give the same text, or none")
 
 
 @dataclass(frozen=True)

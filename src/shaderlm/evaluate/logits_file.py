@@ -95,9 +95,7 @@ class LogitsFile:
             raise InputError(f"cannot read {path}: {problem.strerror}") from None
         if len(head) < 20 or head[:8] != _MAGIC:
             self._file.close()
-            raise InputError(
-                f"{path} has no logits; --save-logits of this program, or llama-perplexity, writes such files"
-            )
+            raise InputError(f"{path} has no logits; --save-logits writes such files, and so does llama-perplexity")
         self.size, self.vocabulary, self.count = np.frombuffer(head[8:], "<i4").tolist()
         counted = self.size - 1 - self.size // 2
         words = _width(max(0, self.vocabulary))
