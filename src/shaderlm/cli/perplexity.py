@@ -58,10 +58,11 @@ def perplexity(
     kl_against: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure how well a model predicts a text, as llama-perplexity does.
+    """Measure how well a model predicts a text.
 
-    FILE is read in windows of --context tokens. Those of the second half of each count. With --kl-against also how far
-    the model's probabilities are from those of another one, such as the same in full precision.
+    The numbers are llama-perplexity's. FILE is read in windows of --context tokens, and those of the second half of
+    each count. --kl-against also tells how far the probabilities are from those of another model, such as the same one
+    in full precision.
     """
     model, file = _model_and_file(arguments, model_options.model, file, needs_file=kl_against is None)
     if save_logits is not None and kl_against is not None:
