@@ -155,6 +155,7 @@ def test_score(model: LanguageModel, expected: F64) -> None:
         assert entry.top[0] == (best[i - 1], pytest.approx(expected[i - 1].max(), abs=2e-5))
     assert found[-1] == found[len(IDS) - 1]
     assert found[:2] == [None, found[1]]
+    assert list(found) == [found[i] for i in range(len(IDS))]
     assert found.perplexity == pytest.approx(math.exp(-found.total / (len(IDS) - 1)))
     with pytest.raises(IndexError):
         found[len(IDS)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
@@ -42,6 +42,16 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __iter__(self) -> Iterator[TokenLogprob | None]:
+        """All of them, several times as fast as one by one."""
+        yield from [None] * self.first
+        for begin in range(0, len(self.values), 1024):
+            part = slice(begin, begin + 1024)
+            ids, values = self.ids[self.first + begin :][:1024], self.values[part].tolist()
+            tops = zip(self.top_ids[part].tolist(), self.top_values[part].tolist(), strict=True)
+            for token, value, (top_ids, top_values) in zip(ids, values, tops, strict=True):
+                yield TokenLogprob(token, value, list(zip(top_ids, top_values, strict=True)))
 
     @overload
     def __getitem__(self, index: int) -> TokenLogprob | None: ...

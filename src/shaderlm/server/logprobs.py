@@ -43,6 +43,7 @@ class CompletionLogprobsWriter:
         self._tokenizer, self._alternatives, self._handle = tokenizer, alternatives, handle
         self._echoed, self._offset, self._began = echoed, len(echoed), False
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._texts: dict[int, str] = {}  # by token: the likely ones are often the same
 
     def write(self, logprobs: Iterable[TokenLogprob], *, last: bool = False) -> CompletionLogprobs:
         """The next tokens."""
@@ -86,8 +87,10 @@ class CompletionLogprobsWriter:
 
     def _text(self, token: int) -> str:
         """A token's text; one that is a part of a character is written as its bytes."""
-        raw = self._tokenizer.piece(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        if token not in self._texts:
+            raw = self._tokenizer.piece(token)
+            try:
+                self._texts[token] = raw.decode()
+            except UnicodeDecodeError:
+                self._texts[token] = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return self._texts[token]
