@@ -25,6 +25,7 @@ from .chat import Chat, conversation_of
 from .completions import Completions
 from .embeddings import Embeddings, LlamaEmbeddings
 from .errors import ApiError, api_error
+from .header_case import HeaderCase
 from .infill import Infill
 from .limits import Limits
 from .metrics import CONTENT_TYPE
@@ -366,4 +367,4 @@ def make_app(
 ) -> ASGIApp:
     """The application over a service that may still load its model. `web`: what `/web/` has."""
     guarded = Access(make_routes(service, web=web), keys, origins, host)
-    return guarded if log is None else Logged(guarded, log)
+    return HeaderCase(guarded if log is None else Logged(guarded, log))
