@@ -12,9 +12,10 @@ from msgspec import UNSET, UnsetType
 
 from ..engine import Delta, Handle, Request, TokenLogprob
 from ..engine.request import Output
+from ..engine.sampler_order import order_of
 from ..text.stream import LineLimits
 from .errors import ApiError
-from .generation import LLAMA_DEFAULTS, Progress, max_tokens, options_of, timings_of
+from .generation import LLAMA_DEFAULTS, SAMPLER_FIELDS, Progress, max_tokens, options_of, timings_of
 from .logprobs import finite
 from .output import finish_of
 from .routes import Endpoint, Prepared, Writer, sse
@@ -225,6 +226,9 @@ def settings_of(request: Request) -> types.GenerationSettings:
             types.TokenBias(token, bias if math.isfinite(bias) else None) for token, bias in sampling.logit_bias.items()
         ],
         max_tokens=limit,
+        **{name: getattr(sampling, name) for name in SAMPLER_FIELDS},
+        dry_sequence_breakers=list(sampling.dry_sequence_breakers),
+        samplers=list(order_of(sampling)),
     )
 
 
@@ -255,7 +259,7 @@ def props(served: ServedModel, *, slots: bool, metrics: bool) -> types.Props:
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
-    sampling = {**LLAMA_DEFAULTS, **model.sampling_defaults}
+    sampling = {**LLAMA_DEFAULTS, **served.sampling_defaults}
     default = model.request([0], max_tokens=max_tokens(served), **sampling)
     return types.Props(
         default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),

@@ -36,7 +36,6 @@ class LlamaCompletionRequest(LlamaFields, kw_only=True):
     """`POST /completion`. A list without token ids is several prompts, whose answers are a list."""
 
     prompt: str | PromptObject | Annotated[list[str | TokenId | PromptObject | MixedPrompt], Meta(min_length=1)]
-    samplers: Annotated[Any, only()] = None
 
 
 class InfillFile(Struct, kw_only=True):
@@ -53,7 +52,6 @@ class InfillRequest(LlamaFields, kw_only=True):
     input_suffix: str
     prompt: str | None = None
     input_extra: list[InfillFile] | None = None
-    samplers: Annotated[Any, only()] = None
 
 
 class TokenProbability(Struct):
@@ -96,6 +94,21 @@ class GenerationSettings(Struct):
     cache_prompt: bool
     logit_bias: list[TokenBias]
     max_tokens: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    xtc_probability: float
+    xtc_threshold: float
+    typical_p: float
+    top_n_sigma: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    samplers: list[str]
 
 
 class LlamaCompletion(Struct, kw_only=True):
