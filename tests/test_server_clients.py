@@ -12,6 +12,7 @@ import pytest
 from shaderlm.engine import Handle, load
 from shaderlm.engine.thinking import ThinkingBudget
 from shaderlm.errors import InputError
+from shaderlm.graph.sampling import kept_weights
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.generation import progress_of
 from shaderlm.server.infill import infill_ids
@@ -127,6 +128,29 @@ def test_streamed_probabilities_come_one_by_one(http: httpx.Client) -> None:
     assert [[token["id"] for token in each["completion_probabilities"]] for each in parts] == [
         each["tokens"] for each in parts
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_after_sampling(http: httpx.Client, server: Running, stream: bool) -> None:
+    """They are those of the formulas, of the tokens that the filters leave."""
+    how = {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.02}
+    body = {"prompt": "the in", "n_predict": 3, "n_probs": 20, "post_sampling_probs": True, "seed": 5, **how}
+    if stream:
+        parts = events(http.post("/completion", json={**body, "stream": True}))[:-1]
+        found = [token for part in parts for token in part["completion_probabilities"]]
+    else:
+        found = http.post("/completion", json=body).json()["completion_probabilities"]
+    ids = server.model.tokenize("the in")
+    for each in found:
+        weights = kept_weights(server.model.logits(ids)[-1], 0.7, 12, 0.9, 0.02)
+        expected = weights / weights.sum()
+        assert each["prob"] == pytest.approx(expected[each["id"]], rel=1e-3)
+        top = {token["id"]: token["prob"] for token in each["top_probs"]}
+        assert top == pytest.approx({int(i): expected[i] for i in weights.nonzero()[0]}, rel=1e-3)
+        assert "logprob" not in each
+        ids.append(each["id"])
+    plain = http.post("/completion", json={**body, "post_sampling_probs": False}).json()["completion_probabilities"]
+    assert {len(each["top_logprobs"]) for each in plain} == {20}
 
 
 class _Bytes:

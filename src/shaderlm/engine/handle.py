@@ -80,9 +80,11 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if request.min_tokens > 0 and request.stop_ids:
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
-        chain = chain_of(request.sampling, self.settings) if request.generates else None
+        chain = (
+            chain_of(request.sampling, self.settings, always=request.reports_remaining) if request.generates else None
+        )
         dry = dry_of(request.sampling) if request.generates else None
-        self._host_sampler = None if chain is None else HostSampler(chain)
+        self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
         self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown

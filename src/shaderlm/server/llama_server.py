@@ -47,9 +47,9 @@ class LlamaCompletions(Prepared):
         output: Output = "text" if limit else "hidden"
         prompts = self._prompts()
         self.prompts = [each if isinstance(each, str) else served.model.detokenize(each) for each in prompts]
-        self.requests = [
-            replace(served.model.request(prompt, **options), output=output, lines=lines) for prompt in prompts
-        ]
+        more: dict[str, Any] = {"output": output, "lines": lines}
+        more["reports_remaining"] = bool(body.n_probs and body.post_sampling_probs)
+        self.requests = [replace(served.model.request(prompt, **options), **more) for prompt in prompts]
         if self.return_progress and len(self.requests) > 1:
             raise ApiError(400, "return_progress is for one prompt; send one", param="return_progress")
 
@@ -72,16 +72,18 @@ class LlamaCompletions(Prepared):
         """Those of tokens, if they are asked for."""
         if not logprobs or not self.body.n_probs:
             return UNSET
-        tokenizer = self.served.model.tokenizer
+        tokenizer, is_prob = self.served.model.tokenizer, bool(self.body.post_sampling_probs)
 
-        def fields(token: int, logprob: float) -> tuple[int, str, list[int], float]:
+        def fields(token: int, logprob: float) -> tuple[Any, ...]:
             raw = tokenizer.piece(token)
-            return token, raw.decode(errors="replace"), list(raw), finite(logprob)
+            values = (UNSET, min(1.0, math.exp(logprob))) if is_prob else (finite(logprob), UNSET)
+            return token, raw.decode(errors="replace"), list(raw), *values
 
         probabilities = []
         for each in logprobs:
             top = [types.TokenProbability(*fields(*pair)) for pair in each.top]
-            probabilities.append(types.CompletionProbability(*fields(each.id, each.logprob), top))
+            tops = (UNSET, top) if is_prob else (top, UNSET)
+            probabilities.append(types.CompletionProbability(*fields(each.id, each.logprob), *tops))
         return probabilities
 
     def last(self, index: int, handle: Handle, content: str, tokens: list[int], probabilities: Any = UNSET) -> Any:

@@ -22,6 +22,7 @@ class LlamaFields(SamplingFields, kw_only=True):
     return_tokens: bool | None = None
     t_max_predict_ms: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
     n_indent: CountOrZero | None = None
+    post_sampling_probs: bool | None = None
     response_fields: list[str] | None = None
     # Known, and honoured only with the value that changes nothing.
     n_keep: Annotated[Any, only(0, -1)] = None
@@ -55,18 +56,20 @@ class InfillRequest(LlamaFields, kw_only=True):
 
 
 class TokenProbability(Struct):
-    """A token that was likely."""
+    """A token that was likely. With `post_sampling_probs` its probability among those that samplers left."""
 
     id: int
     token: str
     bytes: list[int]
-    logprob: float
+    logprob: float | UnsetType = UNSET
+    prob: float | UnsetType = UNSET
 
 
 class CompletionProbability(TokenProbability):
     """The token that was sampled, and those that were likely."""
 
-    top_logprobs: list[TokenProbability]
+    top_logprobs: list[TokenProbability] | UnsetType = UNSET
+    top_probs: list[TokenProbability] | UnsetType = UNSET
 
 
 class TokenBias(Struct):
