@@ -265,6 +265,8 @@ def test_a_last_message_of_the_assistant_is_continued(http: httpx.Client) -> Non
     begun: list[Any] = [*ASK, {"role": "assistant", "content": "Whill"}]
     for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
         assert _prompt(http, messages=begun, **more).endswith("<|im_start|>assistant\nWhill")
+    parts = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": text} for text in ("Wh", "ill")]}]
+    assert _prompt(http, messages=parts).endswith("<|im_start|>assistant\nWh\n\nill")
     answered = _prompt(http, messages=begun, continue_final_message=False)
     assert answered.endswith("Whill<|im_end|>\n<|im_start|>assistant\n")
     assert _prompt(http, messages=begun, add_generation_prompt=True) == answered
@@ -407,6 +409,16 @@ def test_named_templates() -> None:
     for name, text in texts.items():
         for message in messages:
             assert text.count(message["content"]) == 1, name
+
+
+def test_names_that_come_together_have_no_order() -> None:
+    from shaderlm.cli.serve import serve
+
+    for arguments, names in (
+        (["-a", "tiny-2,fim,code"], ("code", "fim", "tiny-2")),
+        (["-a", "b", "-a", "a"], ("b", "a")),
+    ):
+        assert serve.make_context("serve", arguments).params["aliases"] == names
 
 
 def test_a_name_that_is_no_template() -> None:

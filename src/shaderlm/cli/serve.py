@@ -49,6 +49,11 @@ def _many(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) ->
     return tuple(each.strip() for text in texts for each in text.split(",") if each.strip())
 
 
+def _aliases(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """As `_many`. Names that come together have no order: answers say the first by the alphabet, as llama-server's."""
+    return tuple(name for text in texts for name in sorted(set(_many(ctx, param, (text,)))))
+
+
 def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """As `_many`. A key that is empty, such as a variable that is not set, would leave the server open."""
     keys = _many(ctx, param, texts)
@@ -96,7 +101,7 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
     "--alias",
     "aliases",
     multiple=True,
-    callback=_many,
+    callback=_aliases,
     metavar="NAME",
     help="A name of the model. May be repeated.  [default: those of its file, and what -m says]",
 )
