@@ -106,6 +106,12 @@ def test_spellings_of_logit_bias(http: httpx.Client, server: Running) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "logit_bias")
 
 
+def test_names_of_the_length(http: httpx.Client) -> None:
+    body = {"prompt": "the", "ignore_eos": True, "max_tokens": 3}
+    assert http.post("/completion", json=body).json()["tokens_predicted"] == 3
+    assert http.post("/completion", json={**body, "n_predict": 2}).json()["tokens_predicted"] == 2
+
+
 def test_ignored_ends_are_never_sampled(http: httpx.Client, server: Running) -> None:
     answer = http.post("/completion", json={**GREEDY, "prompt": "the", "ignore_eos": True}).json()
     biases = {each["token"]: each["bias"] for each in answer["generation_settings"]["logit_bias"]}

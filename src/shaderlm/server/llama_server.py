@@ -37,7 +37,7 @@ class LlamaCompletions(Prepared):
     def __init__(self, served: ServedModel, body: types.LlamaCompletionRequest | types.InfillRequest) -> None:
         super().__init__(served, body)
         options = options_of(body, served, LLAMA_DEFAULTS)
-        limit = max_tokens(served, body.n_predict)
+        limit = max_tokens(served, body.n_predict, body.max_tokens)
         options |= {"max_tokens": max(limit, 1), "logprobs": body.n_probs or None}
         if body.ignore_eos:  # they are never sampled; elsewhere the text goes on after them
             ends = dict.fromkeys(served.model.tokenizer.stop_ids, -math.inf)

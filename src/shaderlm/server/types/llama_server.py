@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .common import CountOrZero, PromptProgress, SamplingFields, Timings, TokenId, only
+from .common import CountOrZero, Predict, PromptProgress, SamplingFields, Timings, TokenId, only
 
 
 class PromptObject(Struct, kw_only=True):
@@ -20,6 +20,7 @@ class LlamaFields(SamplingFields, kw_only=True):
     """What `/completion` and `/infill` have in common."""
 
     return_tokens: bool | None = None
+    max_tokens: Predict | None = None
     t_max_predict_ms: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
     n_indent: CountOrZero | None = None
     post_sampling_probs: bool | None = None
