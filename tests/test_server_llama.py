@@ -85,9 +85,10 @@ def test_samplers_of_a_completion(http: httpx.Client, server: Running) -> None:
     samplers["samplers"] = ["dry", "top_n_sigma", "typ_p", "temperature", "xtc"]
     common: dict[str, Any] = {"temperature": 1.5, "seed": 4, "ignore_eos": True}
     common |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    never = dict.fromkeys(server.model.tokenizer.stop_ids, float("-inf"))  # this route's ignore_eos
     cases: list[dict[str, Any]] = [samplers, {"mirostat": 2}, {"xtc_probability": 1.0}, {"samplers": "tkx"}]
     for some in cases:
-        expected = server.model.generate("the an", max_tokens=12, **common, **some)
+        expected = server.model.generate("the an", max_tokens=12, logit_bias=never, **common, **some)
         body = {"prompt": "the an", "n_predict": 12, **common, **some}
         found = http.post("/completion", json=body).json()
         assert found["content"] == expected, some
@@ -195,7 +196,10 @@ def test_props_and_slots(http: httpx.Client) -> None:
     assert "im_start" in found["chat_template"]
     slots = http.get("/slots").json()
     assert len(slots) == found["total_slots"]
-    assert not any(slot["is_processing"] for slot in slots)
+    assert not any(slot["is_processing"] or "params" in slot for slot in slots)
+    assert slots[0]["next_token"] == [{"n_decoded": 0, "n_remain": -1, "has_next_token": False}]
+    assert (found["endpoint_slots"], found["endpoint_metrics"]) == (True, True)
+    assert found["modalities"] == {"vision": False, "audio": False}
     assert http.get("/slots", params={"fail_on_no_slot": 1}).status_code == 200
 
 
