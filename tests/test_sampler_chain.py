@@ -240,6 +240,7 @@ def test_dry_of_a_request() -> None:
         ({"dry_penalty_last_n": 1 << 40}, "dry_penalty_last_n must be a whole number of at least −1"),
         ({"dry_sequence_breakers": "\n"}, "dry_sequence_breakers must be a list of at most 64 strings"),
         ({"dry_sequence_breakers": ["x" * 257]}, "dry_sequence_breakers must be a list of at most 64 strings"),
+        ({"dry_sequence_breakers": ["\ud800"]}, "of 1 … 256 characters, got ['\\ud800']"),
         ({"dry_sequence_breakers": [""]}, "of 1 … 256 characters, got ['']"),
         ({"dry_sequence_breakers": ["x"] * 65}, "dry_sequence_breakers must be a list of at most 64 strings"),
         ({"xtc_probability": 1.5}, "xtc_probability must be a number in 0 … 1 (0: off), got 1.5"),

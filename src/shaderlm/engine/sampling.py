@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
 import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -74,9 +75,13 @@ WHOLE_RANGES = {
 }
 
 
+def _is_breaker(text: Any) -> bool:
+    return isinstance(text, str) and 1 <= len(text) <= MAX_BREAKER and not re.search("[\ud800-\udfff]", text)
+
+
 def _breakers(breakers: Any) -> tuple[str, ...]:
     right = isinstance(breakers, (list, tuple)) and len(breakers) <= MAX_BREAKERS
-    if not right or not all(isinstance(each, str) and 1 <= len(each) <= MAX_BREAKER for each in breakers):
+    if not right or not all(map(_is_breaker, breakers)):
         expected = f"a list of at most {MAX_BREAKERS} strings of 1 … {MAX_BREAKER} characters"
         raise InputError(f"dry_sequence_breakers must be {expected}, got {reprlib.repr(breakers)}")
     return tuple(breakers)
