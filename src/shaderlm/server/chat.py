@@ -171,12 +171,12 @@ def conversation_of(body: types.ChatRequest) -> Conversation:
             param="continue_final_message",
         )
     last = [message.role for message in body.messages[-2:]]
-    if last == ["assistant", "assistant"]:
-        message = "the last two messages are of the assistant, and one can be continued; put them together"
-        raise ApiError(400, message, param="messages")
     continues = body.continue_final_message
     if continues is None:  # the client has written the beginning of the answer
         continues = last[-1] == "assistant" and not body.add_generation_prompt and not body.messages[-1].tool_calls
+    if continues and last == ["assistant", "assistant"]:
+        message = "the last two messages are of the assistant, and one can be continued; put them together"
+        raise ApiError(400, message, param="messages")
     choice = body.tool_choice
     if choice not in (None, "none", "auto") and not body.tools:
         raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
