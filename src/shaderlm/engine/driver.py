@@ -360,7 +360,8 @@ class Engine:
         if step.outputs:
             assert step.result is not None
             for state, rows in step.outputs.items():
-                state.owner.take_output(step.result, rows)
+                if not state.host_sampled:
+                    state.owner.take_output(step.result, rows)
         if step.scores:
             assert step.result is not None
             for state, rows in step.scores.items():
@@ -373,16 +374,23 @@ class Engine:
             is_first = len(state.tokens) == state.prompt_tokens
             if is_first:
                 handle.first = now
-            token, logprob, reason = None if tokens is None else int(tokens[slot]), None, None
-            if token is None or not handle.request.generates:
-                token, reason = None, "stop"
+            token: int | None = None
+            logprob, reason = None, None
+            if state.host_sampled:
+                assert step.result is not None
+                token, logprob = handle.draw(step.result, step.outputs[state])
+            elif tokens is not None and handle.request.generates:
+                token = int(tokens[slot])
+            if token is None:
+                reason = "stop"
             elif token in handle.request.stop_ids:
                 handle.stop_match, reason = token, handle.stop_reason()
                 if handle.settings.logprobs is not None:
-                    handle.stop_logprob = step.logprob(token, slot)
+                    handle.stop_logprob = logprob if state.host_sampled else step.logprob(token, slot)
                 token = None
             else:
                 state.tokens.append(token)
+                handle.note_token(token)
                 self._counters.generation_tokens += 1
                 if not is_first:
                     before.append(last)
@@ -393,7 +401,7 @@ class Engine:
                     if reason == "error":
                         self._finish([handle], reason, mask.error)
                         continue
-                if handle.settings.logprobs is not None:
+                if handle.settings.logprobs is not None and not state.host_sampled:
                     logprob = step.logprob(token, slot)
             if reason is not None:
                 self._leave(handle)
@@ -499,6 +507,7 @@ class Engine:
                 waiting=max(0, active - numbers["running"]),
                 steps=self._core.steps,
                 rows=self._core.rows,
+                sequences=self._core.sequences,
                 options=self.options,
                 **numbers,
                 **self._counters.numbers(),

@@ -18,8 +18,11 @@ from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
 from .completion import Completion, PromptLogprobs, Timing, TokenLogprob
+from .dry import Dry
+from .host_sampler import HostSampler
 from .masks import Mask
 from .request import Delta, Request, SequenceInfo, Usage
+from .sampler_order import chain_of, dry_of
 from .sampling import settings_of
 from .scheduler import SequenceState
 from .step_core import OutputRows
@@ -79,6 +82,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if request.min_tokens > 0 and request.stop_ids:
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
+        chain = (
+            chain_of(request.sampling, self.settings, always=request.reports_remaining) if request.generates else None
+        )
+        dry = dry_of(request.sampling) if request.generates else None
+        self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
+        self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
         self.submitted_at = self.started = self.first = self.last = self._ended = 0.0
@@ -96,10 +105,15 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
-        self.sequence.needs_host_token = self.sequence.mask_pending = self.constraint is not None
+        self.sequence.mask_pending = self.constraint is not None
+        self.sequence.host_sampled = chain is not None
+        on_host = (self.constraint, self._host_sampler, self._dry)  # what its next row depends on
+        self.sequence.needs_host_token = any(each is not None for each in on_host)
         self._engine = engine
         makes_text = request.output == "text"
-        self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids) if makes_text else None
+        options = (request.stop, request.shown_ids, request.lines.min_indent)
+        self._text = TextStream(engine.tokenizer, *options) if makes_text else None
+        self._has_line_end = False
         self._items: deque[_Item] = deque()
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -257,6 +271,13 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return (0 if sequence is None else min(sequence.length, total)), total
 
     @property
+    def prompt_seconds(self) -> float:
+        """How long its prompt was read, or is being read."""
+        if not self.started:
+            return 0.0
+        return (self.first if self._ids or self._ended else time.perf_counter()) - self.started
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far."""
         return Usage(self.sequence.prompt_tokens, len(self._ids), self.sequence.cached_tokens or 0)
@@ -290,7 +311,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     # What the engine does ------------------------------------------------------------------------------------
 
     def take_token(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """One more token. True: a stop string came, and it is over."""
+        """One more token. True: a stop string or the last of its lines came, and it is over."""
         self._ids.append(token)
         if self._logprobs is not None and logprob is not None:
             self._logprobs.append(logprob)
@@ -303,7 +324,15 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if self._text is not None and self._text.stopped:
             self.stop_match = self._text.stop_match
             return True
-        return False
+        return self._is_late(text)
+
+    def _is_late(self, text: str = "") -> bool:
+        """Has it a line end, and taken longer than it may?"""
+        seconds = self.request.lines.seconds
+        if seconds is None:
+            return False
+        self._has_line_end = self._has_line_end or "\n" in text
+        return self._has_line_end and self.last - self.first > seconds
 
     def take_output(self, result: StepResult, rows: OutputRows) -> None:
         """The hidden state of its last token, or logits of some."""
@@ -338,6 +367,14 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._scores.set(rows.position + 1, reports)
         self._scored = rows.position + 1 + len(reports)
 
+    def draw(self, result: StepResult, rows: OutputRows) -> tuple[int, TokenLogprob | None]:
+        """Its next token, where the host samples."""
+        assert self._host_sampler is not None
+        assert result.logits is not None
+        (logits,) = result.logits[rows.places]
+        dry = {} if self._dry is None else self._dry.penalties
+        return self._host_sampler.draw(logits, self.sequence.tokens, self.next_settings(), dry)
+
     def take_mask(self, mask: Mask) -> str | None:
         """Its next token can be sampled, or nothing can follow: then the reason why it ends."""
         state = self.sequence
@@ -362,10 +399,20 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def unmasked_settings(self) -> SamplerSettings:
         """The same without the mask of its constraint."""
-        least, state = self.request.min_tokens, self.sequence
+        least, state, settings = self.request.min_tokens, self.sequence, self.settings
         if least and len(state.tokens) - state.prompt_tokens + state.in_flight < least:
-            return self.early_settings
-        return self.settings
+            settings = self.early_settings
+        if self._dry is None or self._host_sampler is not None or not self._dry.penalties:
+            return settings
+        biases = dict(settings.bias)
+        for token, penalty in self._dry.penalties.items():
+            biases[token] = biases.get(token, 0.0) - penalty
+        return settings._replace(bias=tuple(sorted(biases.items())))
+
+    def note_token(self, token: int) -> None:
+        """A token is known, before its text is made: what is asked for next depends on it."""
+        if self._dry is not None:
+            self._dry.accept(token)
 
     def _dropped(self) -> tuple[int, bytes]:
         """How many of the last tokens a stop string touches, and the bytes of them that come before it."""
@@ -381,7 +428,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return tokens, b""
 
     def stop_reason(self) -> str:
-        """Why it ends where a stop id or a stop string ends it. A form that is not complete is cut."""
+        """Why it ends where a stop id, a stop string or a line ends it. A form that is not complete is cut."""
+        if (self._text is not None and self._text.outdented) or self._is_late():
+            return "length"
         try:
             return "stop" if self.constraint is None or self.constraint.is_complete(*self._dropped()) else "length"
         except Exception:  # of this request alone: nobody says that it is complete

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..text import ChatFormat
+from ..text.stream import LineLimits
 from .completion import TokenLogprob
 from .histogram import Histogram
 from .sampling import SamplingParams
@@ -76,6 +77,8 @@ class Request:
     constraint: ConstraintFactory | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
+    reports_remaining: bool = False  # log probabilities are those among the tokens that samplers left
+    lines: LineLimits = LineLimits()  # noqa: RUF009 (nothing changes it)
 
     @property
     def generates(self) -> bool:
@@ -139,6 +142,7 @@ class EngineStats:
     preemptions: int
     steps: int
     rows: int  # of all steps
+    sequences: int  # of all steps
     token_gaps: Histogram  # seconds from a token of a request to the next
     options: EngineOptions
 

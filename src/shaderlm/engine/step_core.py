@@ -39,7 +39,8 @@ class OutputRows(NamedTuple):
 class InFlightStep:
     """A step on its way: the sequences that it runs, and those that get a token, with their slots.
 
-    `outputs`: those that get hidden states or logits. `scores`: those whose prompts get log probabilities.
+    `outputs`: those that get hidden states or logits, of which the host may draw a token. `scores`: those whose prompts
+    get log probabilities.
     """
 
     states: list[SequenceState]
@@ -73,7 +74,7 @@ class StepCore:
 
     def __init__(self, runner: Runner) -> None:
         self.in_flight: deque[InFlightStep] = deque()
-        self.steps = self.rows = 0  # submitted so far
+        self.steps = self.rows = self.sequences = 0  # submitted so far
         self.growth_error: Exception | None = None  # why the pool could not grow
         self._runner = runner
         self._decode: DecodeBatch | None = None
@@ -103,6 +104,7 @@ class StepCore:
             self.growth_error = problem
             return False
         self.steps += 1
+        self.sequences += len(batch.rows)
         self.rows += len(batch.rows) if batch.decode else sum(len(rows.ids or (0,)) for rows in batch.rows)
         return True
 
@@ -117,8 +119,11 @@ class StepCore:
             fixed = all(used is state.owner.settings for used, state in zip(self._settings, states, strict=True))
             self._steady = (batch if fixed else None, states, sampled)
             return InFlightStep(states, sampled, tokens)
-        chunks = [self._chunk(rows) for rows in batch.rows]
-        outputs, scores = _outputs(states, chunks), _scores(states, chunks)
+        # Logits that are read back come first: no others are read back with them.
+        rows_of_step = sorted(batch.rows, key=lambda rows: not rows.state.host_sampled)
+        chunks = [self._chunk(rows) for rows in rows_of_step]
+        states_of_step = [rows.state for rows in rows_of_step]
+        outputs, scores = _outputs(states_of_step, chunks), _scores(states_of_step, chunks)
         result = self._runner.step(chunks)
         return InFlightStep(states, sampled, result.tokens, result, outputs, scores)
 
@@ -144,6 +149,8 @@ class StepCore:
             return SequenceChunk(sequence, rows.ids, gives if wanted else "nothing")
         if gives == "nothing" or not rows.samples:
             return SequenceChunk(sequence, rows.ids, "nothing", scores=scores)
+        if state.host_sampled:
+            return SequenceChunk(sequence, rows.ids, "logits", scores=scores)
         settings = state.owner.next_settings()
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
@@ -187,11 +194,11 @@ class StepCore:
 
 
 def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[SequenceState, OutputRows]:
-    """Of sequences that get hidden states or logits. Before the step, which moves their lengths on."""
+    """Rows of sequences that get hidden states or logits. Before the step, which moves their lengths on."""
     outputs, first = dict[SequenceState, OutputRows](), 0
     for state, chunk in zip(states, chunks, strict=True):
         rows = chunk.rows if chunk.gives == "all logits" else int(chunk.gives != "nothing")
-        if chunk.gives in ("hidden", "all logits"):
+        if chunk.gives in ("hidden", "logits", "all logits"):
             outputs[state] = OutputRows(chunk.sequence.length, slice(first, first + rows))
         first += rows
     return outputs

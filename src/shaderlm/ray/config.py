@@ -40,8 +40,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     share_prefixes: bool = False
     n_predict: int | None = None
     seed: int | None = None
+    sampling: dict[str, Any] = {}  # options of `generate` that requests do not give, such as temperature
     chat_template: str | None = None
-    reasoning_format: Literal["auto", "none"] = "auto"
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+    thinking: bool = True
+    thinking_budget: int | None = None
+    tags: tuple[str, ...] = ()
+    strict_model: bool = False
     embedding: bool = False
     warmup: bool = True
     # Replicas, and what each has of its machine.
@@ -75,6 +80,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InputError(
                 f"max_replicas of {name} must be at least replicas, got {self.max_replicas} and {self.replicas}"
             )
+        if self.sampling:
+            from ..engine.options import generation_params  # takes 0.1 s to import
+
+            generation_params(self.sampling)
         if not 0 <= self.gpus <= 1:
             expected = "1, a part of it, or 0: an engine has one device"
             raise InputError(f"num_gpus of {name} must be {expected}; got {self.gpus:g}")
@@ -93,7 +102,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"  # where Ray's proxy listens: pages of other hosts are refused without a key
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
-    cors_origins: tuple[str, ...] = ("localhost",)
+    cors_origins: tuple[str, ...] = ()
     metrics: bool = True
     slots: bool = True
     limits: tuple[str, ...] = ()  # NAME=VALUE, as --limit
@@ -143,7 +152,7 @@ def deployment_name(model: str) -> str:
 
 def _split_lists(values: dict[str, Any]) -> dict[str, Any]:
     """On a command line a list is one text, with commas."""
-    lists = ("api_keys", "cors_origins", "limits", "aliases", "ignore_keys")
+    lists = ("api_keys", "cors_origins", "limits", "aliases", "tags", "ignore_keys")
 
     def split(key: str, value: Any) -> Any:
         return [each for each in value.split(",") if each] if key in lists and isinstance(value, str) else value

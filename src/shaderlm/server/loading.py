@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..engine import EngineOptions, LanguageModel
 from ..errors import InputError, ModelError
@@ -23,7 +23,13 @@ class ServeOptions:
     names: tuple[str, ...] = ()
     n_predict: int | None = None
     seed: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)  # other options, as for `generate`
     reasoning: Literal["auto", "none"] = "auto"
+    thinking: bool = True
+    thinking_budget: int | None = None
+    tags: tuple[str, ...] = ()
+    strict_model: bool = False
+    verbose: bool = False
     embedding: bool = False
     limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
     chat_template: str | None = None
@@ -66,7 +72,13 @@ def serve_model(
         names=options.names,
         n_predict=None if predict is None or predict < 0 else predict,
         seed=options.seed,
+        sampling=options.sampling,
         reasoning=options.reasoning,
+        thinking=options.thinking,
+        thinking_budget=options.thinking_budget,
+        tags=options.tags,
+        strict=options.strict_model,
+        verbose=options.verbose,
         embedding=options.embedding,
         limits=limits,
         source=source,
