@@ -241,7 +241,7 @@ def test_kl_divergence(folder: Path) -> None:
     delta = np.exp(-nll) - np.exp(-nll_base)
     count = len(kld)
     assert found["kld"]["count"] == count == 4 * (WINDOW - FIRST - 1)
-    close = {"rel": 2e-2, "abs": 2e-5}
+    close: Any = {"rel": 2e-2, "abs": 2e-5}
     assert found["kld"]["mean"] == pytest.approx(kld.mean(), **close)
     assert found["kld"]["error"] == pytest.approx(kld.std() / math.sqrt(count - 1), **close)
     assert found["kld_extremes"] == pytest.approx([kld.min(), kld.max()], **close)

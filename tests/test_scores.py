@@ -152,7 +152,8 @@ def test_score(model: LanguageModel, expected: F64) -> None:
         assert entry is not None
         assert entry.id == IDS[i]
         assert [token for token, _ in entry.top] == np.argsort(-expected[i - 1])[:3].tolist()
-        assert entry.top[0] == (best[i - 1], pytest.approx(expected[i - 1].max(), abs=2e-5))
+        assert entry.top[0][0] == best[i - 1]
+        assert entry.top[0][1] == pytest.approx(expected[i - 1].max(), abs=2e-5)
     assert found[-1] == found[len(IDS) - 1]
     assert found[:2] == [None, found[1]]
     assert list(found) == [found[i] for i in range(len(IDS))]
