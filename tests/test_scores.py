@@ -228,9 +228,9 @@ def test_a_prompt_that_makes_way_for_others(path: Path, expected: F64, determini
     """The pool has no room for both: the younger one waits, and is computed again, its scores too."""
     with load_with(path, device="cpu", deterministic=deterministic) as model:
         model.engine.configure(EngineOptions(cache_tokens=4 * PAGE))
-        older = model.engine.submit(model.request(IDS[:100], max_tokens=PAGE, ignore_eos=True))
-        request = model.scored(model.request(IDS[: 2 * PAGE - 3], max_tokens=PAGE, ignore_eos=True, logprobs=0))
-        younger = model.engine.submit(request)
+        first = model.request(IDS[:100], max_tokens=PAGE, ignore_eos=True)
+        second = model.scored(model.request(IDS[: 2 * PAGE - 3], max_tokens=PAGE, ignore_eos=True, logprobs=0))
+        older, younger = model.engine.submit_all([first, second])  # in one step
         completion = younger.result()
         older.result()
         assert model.engine.stats().preemptions > 0
