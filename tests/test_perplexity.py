@@ -26,6 +26,7 @@ from shaderlm.evaluate.windows import Windows, text_tokens, windows_of
 
 from .command_line import shaderlm as run
 from .command_line import start
+from .folders import folder_of
 from .tiny_models import write_tiny_llama
 
 WINDOW, FIRST = 32, 16
@@ -121,6 +122,15 @@ def test_chunks_and_arguments(folder: Path) -> None:
     for arguments in ((model, text), ("-f", text, model), ("-m", model, "-f", text)):
         assert run("perplexity", *arguments, *options).out == expected
     assert run("perplexity", model, "-", *options, given=TEXT).out == expected
+
+
+def test_a_folder_gives_what_its_file_gives(folder: Path, tmp_path: Path) -> None:
+    options = ("-c", WINDOW, "--chunks", 3, "--device", "cpu", "--json")
+    path = folder_of(folder / "tiny.gguf", tmp_path / "folder")
+    expected = json.loads(perplexity_of(folder, *options).out)
+    found = json.loads(run("perplexity", path, folder / "text.txt", *options).out)
+    assert found["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+    assert found["tokens"] == expected["tokens"]
 
 
 def test_an_estimate_of_one_value() -> None:

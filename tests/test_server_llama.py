@@ -151,13 +151,13 @@ def test_tokens(http: httpx.Client, server: Running) -> None:
     text = "the café <|im_end|>"
     ids = http.post("/tokenize", json={"content": text}).json()["tokens"]
     assert ids == server.model.tokenize(text)
-    assert http.post("/detokenize", json={"tokens": ids}).json() == {"content": text}
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"content": text, "prompt": text}
     plain = http.post("/tokenize", json={"content": text, "parse_special": False}).json()["tokens"]
     assert len(plain) > len(ids)
     pieces = http.post("/tokenize", json={"content": "é", "with_pieces": True}).json()["tokens"]
     assert [piece["piece"] for piece in pieces] == [[0xC3], [0xA9]]
     assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
-    assert http.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"content": "", "prompt": ""}
     many = b'{"tokens": [' + b"1," * (1 << 20) + b"1]}"
     assert http.post("/detokenize", content=many).status_code == 400
 

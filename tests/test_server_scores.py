@@ -127,6 +127,20 @@ def test_generations_of_lm_eval(http: httpx.Client, model: LanguageModel) -> Non
     assert chat.json()["choices"][0]["message"]["content"] == model.chat(ASK, max_tokens=6)
 
 
+def test_the_tokenizer_over_http(http: httpx.Client, model: LanguageModel) -> None:
+    """`tokenizer_backend=remote`, which it takes where the server has these routes: models without a repository."""
+    info = http.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<|im_start|>", "<|im_end|>", None)
+    assert model.chat_template is not None
+    assert info["chat_template"] == model.chat_template.source
+    for text in ("the an in", info["eos_token"], ""):
+        ids = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+        assert ids == model.tokenizer.encode(text)
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == text
+    missing = http.post("/tokenize", json={"add_special": True})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "content")
+
+
 # The rest of OpenAI's API --------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ from .types.llama_server import (
     Slot,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from .types.openai import ChatRequest, Model, ModelList, ModelMeta
 from .types.responses import ResponsesRequest
@@ -156,6 +157,10 @@ async def _one_model(service: Service, request: Request) -> Response:
 
 async def _props(service: Service, request: Request) -> Response:
     return _json(llama_server.props(service.served, slots=service.has_slots, metrics=service.has_metrics))
+
+
+async def _tokenizer_info(service: Service, request: Request) -> Response:
+    return _json(llama_server.tokenizer_info(service.served))
 
 
 async def _slots(service: Service, request: Request) -> Response:
@@ -281,6 +286,7 @@ ENDPOINTS: list[Endpoint] = [
     ),
     _post("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse, llama_server.tokenize),
     _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),
+    _get("/tokenizer_info", "Special tokens and the chat template", _tokenizer_info, TokenizerInfo, api="vLLM"),
     _post("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
     _get("/props", "What is served, and how", _props, Props),
     _get("/slots", "What runs and waits", _slots, list[Slot], errors=(501,), parameters=("fail_on_no_slot",)),

@@ -240,7 +240,11 @@ def settings_of(request: Request) -> types.GenerationSettings:
 def tokenize(served: ServedModel, body: types.TokenizeRequest) -> types.TokenizeResponse:
     """Token ids of a text, with their texts if they are asked for."""
     parse_special = body.parse_special is not False
-    ids = served.model.tokenize(body.content, add_special=bool(body.add_special), parse_special=parse_special)
+    text = body.prompt if body.content is None else body.content
+    if text is None:
+        raise ApiError(400, "content, the text, is missing", param="content")
+    special = bool(body.add_special or body.add_special_tokens)
+    ids = served.model.tokenize(text, add_special=special, parse_special=parse_special)
     if not body.with_pieces:
         return types.TokenizeResponse(list(ids))
     return types.TokenizeResponse(
@@ -253,7 +257,16 @@ def detokenize(served: ServedModel, body: types.DetokenizeRequest) -> types.Deto
     model = served.model
     if body.tokens:
         model.runner.check_ids(body.tokens)
-    return types.DetokenizeResponse(model.detokenize(body.tokens))
+    text = model.detokenize(body.tokens)
+    return types.DetokenizeResponse(text, text)
+
+
+def tokenizer_info(served: ServedModel) -> types.TokenizerInfo:
+    """What lm-eval and others ask before they tokenise over HTTP."""
+    vocabulary, template = served.model.tokenizer.vocabulary, served.model.chat_template
+    bos, eos = (None if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos))
+    source = None if template is None else str(template.source)
+    return types.TokenizerInfo(bos, eos, None, vocabulary.add_bos, source)
 
 
 def props(served: ServedModel, *, slots: bool, metrics: bool) -> types.Props:

@@ -157,10 +157,12 @@ class LlamaDelta(Struct, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """`POST /tokenize`."""
+    """`POST /tokenize`, in the words of llama-server or of vLLM (`prompt`, `add_special_tokens`)."""
 
-    content: str
+    content: str | None = None
+    prompt: str | None = None
     add_special: bool | None = None
+    add_special_tokens: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
 
@@ -185,9 +187,20 @@ class DetokenizeRequest(Struct):
 
 
 class DetokenizeResponse(Struct):
-    """The text of token ids."""
+    """The text of token ids, by llama-server's name and by vLLM's."""
 
     content: str
+    prompt: str
+
+
+class TokenizerInfo(Struct):
+    """What a client must know to make prompts by itself, as vLLM says it."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: None
+    add_bos_token: bool
+    chat_template: str | None
 
 
 class ApplyTemplateResponse(Struct):
