@@ -54,15 +54,16 @@ LAYERS: tuple[str, ...] = (
     "models",
     "compile",
 )
-LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "web", "ray", "cli")
+LAYERS += ("runtime", "ops", "engine", "page", "evaluate", "bench", "profile", "server", "web", "ray", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"cli", "bench", "profile", "server", "web", "ray"},
+    {"cli", "evaluate", "bench", "profile", "server", "web", "ray"},
     {"runtime", "text"},
     {"compile", "text"},
 )
-ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "ray"), ("cli", "server"), ("cli", "web"), ("ray", "server")}
+_WITH_COMMANDS = ("evaluate", "bench", "profile", "ray", "server", "web")  # what `cli` runs
+ALLOWED = {*(("cli", each) for each in _WITH_COMMANDS), ("ray", "server")}
 
 
 @cache

@@ -22,6 +22,7 @@ SUMMARIES = {
     "generate": "Answer a prompt, or continue a text.",
     "info": "Show what a model is, whether it runs, and how large it is.",
     "models": "List the models that are kept here, and the short names.",
+    "perplexity": "Measure how well a model predicts a text.",
     "plan": "Print the plans of a model: its kernels in their order.",
     "profile": "Time every dispatch of a prefill and of decoding.",
     "pull": "Fetch a model.",

@@ -116,18 +116,24 @@ def context_option(command: Command) -> Command:
     return click.option("-c", "--context", "--ctx-size", type=click.IntRange(1), metavar="N", help=words)(command)
 
 
-def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--model, --device and others, together as the argument `model_options`."""
+def window_option(command: Command) -> Command:
+    """--context of commands that read a text in windows, as the argument `context`."""
+    words = "Tokens of a window of the text, which the model reads by itself.  [default: 512, or as in the file]"
+    return click.option("-c", "--context", "--ctx-size", type=click.IntRange(4), metavar="N", help=words)(command)
+
+
+def model_options(command: Callable[..., Any], context: Callable[[Any], Any] = context_option) -> Callable[..., Any]:
+    """--model, --device and others, together as the argument `model_options`; --context by `context`."""
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
         named = {each.name: options.pop(each.name) for each in fields(ModelOptions)}
         return command(model_options=ModelOptions(**named), **options)
 
-    return model_option(load_options(run))
+    return model_option(load_options(run, context))
 
 
-def load_options(command: Command) -> Command:
+def load_options(command: Command, context: Callable[[Any], Any] = context_option) -> Command:
     """--device and others: how a model is loaded, each as an argument of its own."""
     where = (
         "auto (a GPU, or the CPU if there is none), cpu, numpy, or an adapter: its number, kind, or part of its name."
@@ -135,7 +141,7 @@ def load_options(command: Command) -> Command:
     options = [
         click.option("--device", default="auto", show_default=True, help=where),
         backend_option,
-        context_option,
+        context,
         precision_option,
         tune_option,
         ignore_key_option,

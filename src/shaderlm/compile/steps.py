@@ -21,7 +21,8 @@ class Head(NamedTuple):
 
     kind: "hidden" (no logits: the states after the output norm), "logits" (nothing is done with them), "greedy" (every
     row takes the largest), "sample" (each row as its record says), "adjusted" (sampled after penalties, biases and
-    masks, and counted for penalties; log probabilities of the logits as they were).
+    masks, and counted for penalties; log probabilities of the logits as they were), "scores" (nothing is sampled: log
+    probabilities of tokens that are known).
     """
 
     rows: int
@@ -48,6 +49,8 @@ def head_plan(
     """The plan of a head's fused graph, with the sampler that its kind asks for."""
     if head.kind == "adjusted":
         graph = _with_logprobs(_with_sampler(_with_adjustments(graph, head, config), head, config), head, config)
+    elif head.kind == "scores":
+        graph = _with_logprobs(graph, head, config, tokens="targets")
     elif head.kind not in ("logits", "hidden"):
         graph = _with_sampler(graph, head, config)
     return lowering.plan("head", graph, rejected, head.tokens)
@@ -113,12 +116,18 @@ def _with_adjustments(graph: Graph, head: Head, config: Config) -> Graph:
     return _with_op(graph, head, config, "adjust_logits", {}, inputs, {"out": "adjusted"}, tensors)
 
 
-def _with_logprobs(graph: Graph, head: Head, config: Config) -> Graph:
-    """A graph that samples, and log probabilities of the logits as they were: `logprobs` [rows, 1 + 20, 2]."""
+def _with_logprobs(graph: Graph, head: Head, config: Config, tokens: str = "tokens") -> Graph:
+    """A head's graph, and log probabilities of the logits as they were: `logprobs` [rows, 1 + 20, 2].
+
+    `tokens` has those that are reported of each output, by its slot: what was sampled, or "targets", which are known.
+    """
     out = Tensor("logprobs", (head.rows, 1 + MAX_LOGPROBS, 2), "hidden", "u32")
-    names = ("logits", "outputs", "adjustments", "batch", "tokens")
-    inputs = dict(zip(names, names, strict=True))
-    graph = _with_op(graph, head, config, "logprobs", {}, inputs, {"out": "logprobs"}, (out,))
+    records = Tensor("adjustments", (head.rows, 8), "input", "u32")
+    targets = () if tokens in graph.tensors else (Tensor(tokens, (head.rows,), "input", "u32"),)
+    names = ("logits", "outputs", "adjustments", "batch")
+    inputs = dict(zip(names, names, strict=True)) | {"tokens": tokens}
+    tensors = (out, records, *targets)
+    graph = _with_op(graph, head, config, "logprobs", {}, inputs, {"out": "logprobs"}, tensors)
     return replace(graph, outputs=(*graph.outputs, "logprobs"))
 
 

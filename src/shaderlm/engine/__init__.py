@@ -1,6 +1,6 @@
 """Loading, prefill, decode, sampling, stopping: the Python API. Knows no HTTP."""
 
-from .completion import Completion, Timing, TokenLogprob
+from .completion import Completion, PromptLogprobs, Timing, TokenLogprob
 from .driver import Engine
 from .handle import Handle
 from .histogram import Histogram
@@ -25,6 +25,7 @@ __all__ = [
     "Handle",
     "Histogram",
     "LanguageModel",
+    "PromptLogprobs",
     "Request",
     "SamplingParams",
     "SequenceInfo",

@@ -31,6 +31,7 @@ from contextlib import suppress
 
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
+from ..graph.sampling import MAX_LOGPROBS
 from ..runtime.pages import pages_for
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import U32, Runner, bucket
@@ -144,6 +145,9 @@ class Engine:
         request.sampling.check_vocabulary(self._runner.config.vocabulary)
         if request.max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, got {request.max_tokens}")
+        if request.prompt_logprobs is not None and not 0 <= request.prompt_logprobs <= MAX_LOGPROBS:
+            expected = f"None or a whole number in 0 … {MAX_LOGPROBS}"
+            raise InputError(f"prompt_logprobs must be {expected}, got {request.prompt_logprobs}")
         handle = Handle(self, request, next(self._numbers), pulled=pulled)
         handle.sequence.remaining = min(request.max_tokens, context - prompt + 1) if request.generates else 1
         return handle
@@ -358,6 +362,10 @@ class Engine:
             for state, rows in step.outputs.items():
                 if not state.host_sampled:
                     state.owner.take_output(step.result, rows)
+        if step.scores:
+            assert step.result is not None
+            for state, rows in step.scores.items():
+                state.owner.take_scores(step.result, rows)
         before = list[float]()  # when sequences had their last tokens
         for state, slot in step.sampled:
             handle: Handle = state.owner
@@ -377,6 +385,8 @@ class Engine:
                 reason = "stop"
             elif token in handle.request.stop_ids:
                 handle.stop_match, reason = token, handle.stop_reason()
+                if handle.settings.logprobs is not None:
+                    handle.stop_logprob = logprob if state.host_sampled else step.logprob(token, slot)
                 token = None
             else:
                 state.tokens.append(token)
@@ -497,6 +507,7 @@ class Engine:
                 waiting=max(0, active - numbers["running"]),
                 steps=self._core.steps,
                 rows=self._core.rows,
+                sequences=self._core.sequences,
                 options=self.options,
                 **numbers,
                 **self._counters.numbers(),

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runtime.row_scores import RowScores
 from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
-from .completion import Completion, Timing, TokenLogprob
+from .completion import Completion, PromptLogprobs, Timing, TokenLogprob
 from .dry import Dry
 from .host_sampler import HostSampler
 from .masks import Mask
@@ -74,15 +75,18 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.stop_match: str | int | None = None  # after "stop": the stop string or token id that came
         self.completion: Completion | None = None
         self.hidden: NDArray[np.float32] | None = None  # [hidden]
-        self.logits: NDArray[np.float32] | None = None  # [prompt, vocabulary]
+        self.logits: NDArray[np.float32] | None = None  # [rows of the prompt, vocabulary]
+        self.stop_logprob: TokenLogprob | None = None  # of the token id that ended it, where they are reported
         self.settings = settings_of(request.sampling)
         self.early_settings = self.settings  # before min_tokens
         if request.min_tokens > 0 and request.stop_ids:
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
-        chain = chain_of(request.sampling, self.settings) if request.generates else None
+        chain = (
+            chain_of(request.sampling, self.settings, always=request.reports_remaining) if request.generates else None
+        )
         dry = dry_of(request.sampling) if request.generates else None
-        self._host_sampler = None if chain is None else HostSampler(chain)
+        self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
         self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
@@ -90,9 +94,14 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.cancelled = False
         prompt = list(request.prompt_ids)
         all_outputs = request.output == "logits"
-        cached = request.cache_prompt and not all_outputs  # what is cached gives nothing
+        self._scores: PromptLogprobs | None = None
+        if request.prompt_logprobs is not None:
+            self._scores = PromptLogprobs(prompt, request.first_row + 1, request.prompt_logprobs)
+            self._scored = self._scores.first  # tokens whose log probabilities are known, or not wanted
+        # What is cached gives nothing.
+        cached = request.cache_prompt and not all_outputs and self._scores is None
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, cached)
-        self.sequence.all_outputs = all_outputs
+        self.sequence.all_outputs, self.sequence.first_output = all_outputs, request.first_row
         self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
@@ -102,7 +111,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence.needs_host_token = any(each is not None for each in on_host)
         self._engine = engine
         makes_text = request.output == "text"
-        self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids) if makes_text else None
+        options = (request.stop, request.shown_ids, request.lines.min_indent)
+        self._text = TextStream(engine.tokenizer, *options) if makes_text else None
+        self._has_line_end = False
         self._items: deque[_Item] = deque()
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -238,6 +249,11 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     # Numbers -------------------------------------------------------------------------------------------------
 
     @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, if they are asked for, and once all of them are there."""
+        return self._scores if self._scores is not None and self._scored >= len(self._scores) else None
+
+    @property
     def state(self) -> str:
         """waiting, prefill, decode or finished."""
         if self.finish_reason is not None:
@@ -253,6 +269,13 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if self._ids or self.finish_reason is not None:
             return total if self.started else 0, total
         return (0 if sequence is None else min(sequence.length, total)), total
+
+    @property
+    def prompt_seconds(self) -> float:
+        """How long its prompt was read, or is being read."""
+        if not self.started:
+            return 0.0
+        return (self.first if self._ids or self._ended else time.perf_counter()) - self.started
 
     @property
     def usage(self) -> Usage:
@@ -288,7 +311,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     # What the engine does ------------------------------------------------------------------------------------
 
     def take_token(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """One more token. True: a stop string came, and it is over."""
+        """One more token. True: a stop string or the last of its lines came, and it is over."""
         self._ids.append(token)
         if self._logprobs is not None and logprob is not None:
             self._logprobs.append(logprob)
@@ -301,7 +324,15 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if self._text is not None and self._text.stopped:
             self.stop_match = self._text.stop_match
             return True
-        return False
+        return self._is_late(text)
+
+    def _is_late(self, text: str = "") -> bool:
+        """Has it a line end, and taken longer than it may?"""
+        seconds = self.request.lines.seconds
+        if seconds is None:
+            return False
+        self._has_line_end = self._has_line_end or "\n" in text
+        return self._has_line_end and self.last - self.first > seconds
 
     def take_output(self, result: StepResult, rows: OutputRows) -> None:
         """The hidden state of its last token, or logits of some."""
@@ -310,10 +341,31 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             (self.hidden,) = result.hidden[rows.places]
             return
         assert result.logits is not None
-        logits = result.logits[rows.places]
+        logits, first = result.logits[rows.places], self.request.first_row
+        logits = logits[max(0, first - rows.position) :]
+        at = max(first, rows.position)
+        if self.request.take_logits is not None:
+            self.request.take_logits(at, logits)
+            return
         if self.logits is None:
-            self.logits = np.empty((self.sequence.prompt_tokens, logits.shape[1]), np.float32)
-        self.logits[rows.position : rows.position + len(logits)] = logits
+            self.logits = np.empty((self.sequence.prompt_tokens - first, logits.shape[1]), np.float32)
+        self.logits[at - first : at - first + len(logits)] = logits
+
+    def scores_of(self, first: int, rows: int) -> RowScores | None:
+        """What rows of it, from a position on, say of the prompt; None: nothing that is wanted."""
+        if self._scores is None:
+            return None
+        tokens, top = self._scores.ids, self._scores.top_ids.shape[1]
+        begin, end = max(self._scored, first + 1), min(len(tokens), first + rows + 1)
+        return RowScores(begin - first - 1, tokens[begin:end], top) if begin < end else None
+
+    def take_scores(self, result: StepResult, rows: OutputRows) -> None:
+        """Log probabilities of its prompt, of the tokens after some rows."""
+        assert result.scores is not None
+        assert self._scores is not None
+        reports = result.scores[rows.places]
+        self._scores.set(rows.position + 1, reports)
+        self._scored = rows.position + 1 + len(reports)
 
     def draw(self, result: StepResult, rows: OutputRows) -> tuple[int, TokenLogprob | None]:
         """Its next token, where the host samples."""
@@ -376,7 +428,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return tokens, b""
 
     def stop_reason(self) -> str:
-        """Why it ends where a stop id or a stop string ends it. A form that is not complete is cut."""
+        """Why it ends where a stop id, a stop string or a line ends it. A form that is not complete is cut."""
+        if (self._text is not None and self._text.outdented) or self._is_late():
+            return "length"
         try:
             return "stop" if self.constraint is None or self.constraint.is_complete(*self._dropped()) else "length"
         except Exception:  # of this request alone: nobody says that it is complete

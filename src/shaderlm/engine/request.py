@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import InputError
 from ..text import ChatFormat
+from ..text.stream import LineLimits
 from .completion import TokenLogprob
 from .histogram import Histogram
 from .sampling import SamplingParams
 
 # What comes of a request: text; the ids of its tokens alone; or, with nothing generated, the final hidden state of the
-# last token of its prompt, or the logits after every one.
-Output = Literal["text", "tokens", "hidden", "logits"]
+# last token of its prompt, the logits after its tokens, or nothing but what is said of its prompt.
+Output = Literal["text", "tokens", "hidden", "logits", "nothing"]
+# Rows of logits, as they come: the place of the first one's token in the prompt, and the rows [n, vocabulary].
+LogitRows = Callable[[int, NDArray[np.float32]], None]
 
 
 class Constraint(Protocol):
@@ -65,9 +71,14 @@ class Request:
     keep_cache: bool = True  # leave its tokens in the cache, for others that begin with them
     client: str | None = None  # who asks: requests of one client share what is cached
     output: Output = "text"
+    prompt_logprobs: int | None = None  # alternatives to report per token of the prompt; None: no report
+    first_row: int = 0  # of the prompt: before it no logits are wanted, nor the log probability of the next token
+    take_logits: LogitRows | None = None  # takes them; otherwise the handle keeps all of them
     constraint: ConstraintFactory | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
+    reports_remaining: bool = False  # log probabilities are those among the tokens that samplers left
+    lines: LineLimits = LineLimits()  # noqa: RUF009 (nothing changes it)
 
     @property
     def generates(self) -> bool:
@@ -131,6 +142,7 @@ class EngineStats:
     preemptions: int
     steps: int
     rows: int  # of all steps
+    sequences: int  # of all steps
     token_gaps: Histogram  # seconds from a token of a request to the next
     options: EngineOptions
 

@@ -52,10 +52,10 @@ def _active(params: SamplingParams) -> tuple[str, ...]:
     return tuple(name for name in order_of(params) if _ACTS[name](params))
 
 
-def chain_of(params: SamplingParams, settings: SamplerSettings) -> ChainSettings | None:
-    """What the host runs for a request, with the seed of its settings; None: the device samples."""
+def chain_of(params: SamplingParams, settings: SamplerSettings, *, always: bool = False) -> ChainSettings | None:
+    """What the host runs for a request, with the seed of its settings; None: the device samples, unless `always`."""
     names = _active(params)
-    if not params.mirostat and not _needs_host(params, names) and _is_device_order(params, names):
+    if not always and not params.mirostat and not _needs_host(params, names) and _is_device_order(params, names):
         return None
     numbers = {name: getattr(params, name) for name in ChainSettings._fields if name not in ("order", "seed")}
     numbers |= {"dynatemp_range": 0.0} if params.mirostat else {"mirostat_tau": None}

@@ -42,7 +42,8 @@ class SequenceState:
     needs_host_token: bool = False  # a row can be made only when the token before it is known
     host_sampled: bool = False  # tokens are drawn on the host, from logits: the device does not have them
     mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
-    all_outputs: bool = False  # every row of the prompt gives something, not the last one alone
+    all_outputs: bool = False  # the rows of the prompt give something, not the last one alone
+    first_output: int = 0  # the first of them
     over: bool = False  # it has left the batch, or never joins
     owner: Any = None
     sequence: KvSequence | None = None
@@ -384,7 +385,7 @@ class Scheduler:
                 break
             others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
             limit = budget * 3 // 4 if others and not chunks and budget >= 8 else budget
-            end = self._chunk_end(state, min(limit, outputs) if state.all_outputs else limit)
+            end = self._chunk_end(state, limit, outputs)
             if state.mask_pending and end == len(state.tokens):
                 continue
             rows = self._chunk(state, end)
@@ -392,18 +393,26 @@ class Scheduler:
                 break
             chunks.append(rows)
             budget -= len(rows.ids or ())
-            outputs -= len(rows.ids or ()) if state.all_outputs else rows.samples
+            outputs -= len(rows.ids or ()) if self._gives_all(state, end) else rows.samples
             if self.limits.fixed_chunk:
                 break
         return chunks
 
-    def _chunk_end(self, state: SequenceState, budget: int) -> int:
-        """Where the next tokens of a prompt end that fit the budget."""
+    def _chunk_end(self, state: SequenceState, budget: int, outputs: int) -> int:
+        """Where the next tokens of a prompt end that fit the budget of rows, and of rows that give something."""
         first, fixed_chunk = state.kv_sequence.length, self.limits.fixed_chunk
         if fixed_chunk:
             unit = min(fixed_chunk, self.limits.max_outputs) if state.all_outputs else fixed_chunk
             return min(state.prompt_tokens, (first // unit + 1) * unit)
-        return min(len(state.tokens), first + budget)
+        end = min(len(state.tokens), first + budget)
+        if state.all_outputs and first < state.first_output:
+            return min(end, state.first_output)
+        return min(end, first + outputs) if state.all_outputs else end
+
+    @staticmethod
+    def _gives_all(state: SequenceState, end: int) -> bool:
+        """Does each row of a chunk that ends there give something?"""
+        return state.all_outputs and end > state.first_output
 
     def _chunk(self, state: SequenceState, end: int) -> Rows | None:
         """The next tokens of a prompt, if they fit the pool."""

@@ -19,7 +19,13 @@ from .request import EngineOptions, Output
 from .scheduler import Batch, Rows, SchedulerLimits, SequenceState
 
 # What the last row of a prompt gives; every row, where all logits are asked for.
-_GIVES: dict[Output, OutputKind] = {"text": "token", "tokens": "token", "hidden": "hidden", "logits": "all logits"}
+_GIVES: dict[Output, OutputKind] = {
+    "text": "token",
+    "tokens": "token",
+    "hidden": "hidden",
+    "logits": "all logits",
+    "nothing": "nothing",
+}
 
 
 class OutputRows(NamedTuple):
@@ -33,7 +39,8 @@ class OutputRows(NamedTuple):
 class InFlightStep:
     """A step on its way: the sequences that it runs, and those that get a token, with their slots.
 
-    `outputs`: those that get hidden states or logits, of which the host may draw a token.
+    `outputs`: those that get hidden states or logits, of which the host may draw a token. `scores`: those whose prompts
+    get log probabilities.
     """
 
     states: list[SequenceState]
@@ -41,6 +48,7 @@ class InFlightStep:
     tokens: Tokens | None
     result: StepResult | None = None
     outputs: dict[SequenceState, OutputRows] = field(default_factory=dict)
+    scores: dict[SequenceState, OutputRows] = field(default_factory=dict)
 
     def wait(self) -> U32 | None:
         """Until the step is run. Its tokens by sequence slot, if it gives any."""
@@ -58,6 +66,7 @@ class InFlightStep:
         self.states = [each for each in self.states if each is not state]
         self.sampled = [each for each in self.sampled if each[0] is not state]
         self.outputs.pop(state, None)
+        self.scores.pop(state, None)
 
 
 class StepCore:
@@ -65,7 +74,7 @@ class StepCore:
 
     def __init__(self, runner: Runner) -> None:
         self.in_flight: deque[InFlightStep] = deque()
-        self.steps = self.rows = 0  # submitted so far
+        self.steps = self.rows = self.sequences = 0  # submitted so far
         self.growth_error: Exception | None = None  # why the pool could not grow
         self._runner = runner
         self._decode: DecodeBatch | None = None
@@ -95,6 +104,7 @@ class StepCore:
             self.growth_error = problem
             return False
         self.steps += 1
+        self.sequences += len(batch.rows)
         self.rows += len(batch.rows) if batch.decode else sum(len(rows.ids or (0,)) for rows in batch.rows)
         return True
 
@@ -112,9 +122,10 @@ class StepCore:
         # Logits that are read back come first: no others are read back with them.
         rows_of_step = sorted(batch.rows, key=lambda rows: not rows.state.host_sampled)
         chunks = [self._chunk(rows) for rows in rows_of_step]
-        outputs = _outputs([rows.state for rows in rows_of_step], chunks)
+        states_of_step = [rows.state for rows in rows_of_step]
+        outputs, scores = _outputs(states_of_step, chunks), _scores(states_of_step, chunks)
         result = self._runner.step(chunks)
-        return InFlightStep(states, sampled, result.tokens, result, outputs)
+        return InFlightStep(states, sampled, result.tokens, result, outputs, scores)
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
         settings = [state.owner.next_settings() for state in states]
@@ -131,15 +142,19 @@ class StepCore:
 
     def _chunk(self, rows: Rows) -> SequenceChunk:
         state, sequence = rows.state, rows.state.kv_sequence
-        gives = _GIVES[state.owner.request.output]
-        if gives == "all logits" or not rows.samples:
-            return SequenceChunk(sequence, rows.ids, gives if gives == "all logits" else "nothing")
+        gives, count = _GIVES[state.owner.request.output], len(rows.ids or (0,))
+        scores = state.owner.scores_of(sequence.length, count)
+        if gives == "all logits":
+            wanted = sequence.length + count > state.first_output
+            return SequenceChunk(sequence, rows.ids, gives if wanted else "nothing")
+        if gives == "nothing" or not rows.samples:
+            return SequenceChunk(sequence, rows.ids, "nothing", scores=scores)
         if state.host_sampled:
-            return SequenceChunk(sequence, rows.ids, "logits")
+            return SequenceChunk(sequence, rows.ids, "logits", scores=scores)
         settings = state.owner.next_settings()
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
-        return SequenceChunk(sequence, rows.ids, gives, settings)
+        return SequenceChunk(sequence, rows.ids, gives, settings, scores)
 
     def could_not_grow(self, batch: Batch) -> bool:
         """After an error: is the pool as large as it can be, which is now known? Then its pages must do."""
@@ -187,3 +202,14 @@ def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[S
             outputs[state] = OutputRows(chunk.sequence.length, slice(first, first + rows))
         first += rows
     return outputs
+
+
+def _scores(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[SequenceState, OutputRows]:
+    """Of sequences whose prompts are scored, before the step, too."""
+    scores, first = dict[SequenceState, OutputRows](), 0
+    for state, chunk in zip(states, chunks, strict=True):
+        if chunk.scores is not None:
+            rows = len(chunk.scores.targets)
+            scores[state] = OutputRows(chunk.sequence.length + chunk.scores.first, slice(first, first + rows))
+            first += rows
+    return scores

@@ -207,6 +207,15 @@ def draw_token(logits: NDArray[np.float32], how: ChainSettings, row: ChainRow) -
     return int(found.ids[place]), -math.log2(probs[place])
 
 
+def remaining_logprobs(logits: NDArray[np.float32], how: ChainSettings, row: ChainRow) -> F64:
+    """[width] → log probabilities among the tokens that the samplers leave; −inf elsewhere."""
+    found, values = candidates(logits, how, row), np.full(len(logits), -np.inf)
+    if len(found.ids):
+        with np.errstate(divide="ignore"):
+            values[found.ids] = np.log(probabilities(found.logits))
+    return values
+
+
 def next_mu(mu: float, surprise: float, how: ChainSettings) -> float:
     """Mirostat's largest surprise for the next token: less where this one surprised by more than tau."""
     assert how.mirostat_tau is not None

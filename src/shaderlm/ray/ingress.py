@@ -71,7 +71,9 @@ class Ingress:
         config = self._config
         name = serve.get_replica_context().replica_id.unique_id
         self._front = Front(config, self._handles, limits_of(config.limits), name)
-        guarded = Access(self._front, config.keys, Origins(config.cors_origins), config.host)
+        guarded = Access(
+            self._front, config.keys, Origins(config.cors_origins, has_keys=bool(config.keys)), config.host
+        )
         return RequestIds(Logged(guarded, self._log))
 
 
@@ -164,8 +166,8 @@ class Front:
         return name, Keys(session_hash(session, client, name) if session else None, tuple(pages))
 
     def _model(self, model: object, path: str) -> str:
-        if model is None and path.startswith("/v1/models/"):
-            model = path.removeprefix("/v1/models/")
+        if model is None and path.removeprefix("/v1").startswith("/models/"):
+            model = path.removeprefix("/v1").removeprefix("/models/")
         if model is None or len(self._config.models) == 1:  # the only model knows all of its names
             return self._default
         if not isinstance(model, str) or model not in self._names:
@@ -204,7 +206,7 @@ class Front:
 
     async def _of_all(self, scope: Scope) -> Response | None:
         """The answer to what is asked of all replicas or models; None: one replica answers."""
-        path, config = scope["path"], self._config
+        path, config = scope[ROUTE], self._config
         if scope["method"] != "GET":
             return None
         if path == "/health":
@@ -338,6 +340,6 @@ def _event(error: ApiError, path: str) -> bytes:
     """The error as the last event of a stream, in the shape of its API."""
     if path.startswith("/v1/messages"):
         return sse(error.anthropic_body(), "error")
-    if path.startswith("/v1/responses"):
+    if path.removeprefix("/v1").startswith("/responses"):
         return sse(ErrorEvent(code=error.type, message=str(error), param=error.param), "error")
     return sse(error.body(), "error")

@@ -30,6 +30,7 @@ from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import REPORT, LogitAdjustments, LogprobRequest
 from .pages import MAX_SEQUENCES, Reserved
+from .row_scores import ScoreGroup
 from .runner import (
     F32,
     U32,
@@ -41,6 +42,7 @@ from .runner import (
     bucket,
     buckets,
     head_kind,
+    joined_scores,
     one_row_each,
     padded_batch,
     rope_factors,
@@ -175,7 +177,7 @@ class GpuSteps(Runner):
         steps += [StepSpec(1, context, self.cache) for context in CONTEXTS]
         decoded = [tokens for tokens in tokens_of if self._has_decode_plan(tokens)]
         steps += [StepSpec(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
-        kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
+        kinds = ("greedy", "sample", "adjusted", "logits", "hidden", "scores")
         rows = buckets(self.max_outputs)
         heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
         heads += [self.head(1, 1, kind, paged) for kind in kinds for paged in (False, True)]
@@ -324,6 +326,12 @@ class GpuSteps(Runner):
         changes = self._adjusted(parts) if kind == "adjusted" else None
         if changes is not None:
             self.reserve_adjusted(changes, outputs["slot"].tolist())
+        scores = None
+        if groups := self._score_groups(parts):
+            scores = self._scored(step, records, groups)
+            del plans[0]  # its hidden states are there
+            if not plans:
+                return StepResult(wait_for_scores=scores)
         programs = self.bound_all(plans)
         self.written_by = None
         self.write_batch(padded_batch(records, step.tokens, len(outputs)), outputs, changes)
@@ -335,7 +343,35 @@ class GpuSteps(Runner):
         tokens = None if pending is None else self.tokens(pending, requests)
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
         logits = self._rows_of("logits", _rows_with_logits(parts)) if gives & {"logits", "all logits"} else None
-        return StepResult(tokens, logits, self._rows_of("states", len(outputs)) if "hidden" in gives else None)
+        hidden = self._rows_of("states", len(outputs)) if "hidden" in gives else None
+        return StepResult(tokens, logits, hidden, wait_for_scores=scores)
+
+    def _scored(self, step: StepSpec, records: U32, groups: Sequence[ScoreGroup]) -> Callable[[], U32]:
+        """Run the rows of a step to their hidden states, and a head for each group of rows that are scored.
+
+        Before a sampler, which moves the records on. Only reports of log probabilities are read back.
+        """
+        self._reserve_scores()
+        pending, plans = list[PendingReadBack](), list[StepSpec | Head]([step])
+        self.written_by = None
+        for group in groups:
+            rows = len(group.outputs)
+            programs = self.bound_all([*plans, self.head(rows, step.tokens, "scores")])
+            self.write_batch(padded_batch(records, step.tokens, rows), group.outputs, None)
+            self.device.write(self._buffers["adjustments"], group.adjustments.view(np.uint32))
+            self.device.write(self._buffers["targets"], group.targets)
+            reports = self.device.submit(programs, (self._buffers["logprobs"], REPORT * rows))
+            assert reports is not None
+            pending.append(reports)
+            plans = []
+        return lambda: joined_scores([each.wait().view(np.uint32) for each in pending])
+
+    def _reserve_scores(self) -> None:
+        """Buffers for what the op logprobs reads of scored rows. Most models never need any."""
+        sizes = {"adjustments": ADJUSTMENT.itemsize * self.max_outputs, "targets": 4 * self.max_outputs}
+        missing = {name: size for name, size in sizes.items() if self._size(name) < size}
+        if missing:
+            self._replace({name: self.device.buffer(size) for name, size in missing.items()})
 
     def tokens(self, pending: PendingReadBack, requests: Sequence[LogprobRequest] | None) -> Tokens:
         """What is read back from `token_region`."""

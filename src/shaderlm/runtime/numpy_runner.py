@@ -19,6 +19,7 @@ from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .pages import MAX_SEQUENCES, KvSequence, Reserved
+from .row_scores import REPORT_WORDS, ScoreGroup
 from .runner import (
     F32,
     MAX_OUTPUTS,
@@ -30,6 +31,7 @@ from .runner import (
     Tokens,
     decode_chunks,
     head_kind,
+    joined_scores,
     one_row_each,
     padded_batch,
     rope_factors,
@@ -156,6 +158,7 @@ class NumpyRunner(Runner):
         alone = self.deterministic and one_row_each(parts)
         with one_blas_thread() if rows <= _FEW_ROWS or alone else nullcontext():
             values["hidden"] = self._hidden(values, rows, 1 if alone else rows)
+            scores = [self._scored(values, group, alone) for group in self._score_groups(parts)]
             states = self._head(values, outputs, "states", alone) if "hidden" in gives else None
             logits = self._head(values, outputs, "logits", alone) if gives - {"nothing", "hidden"} else None
         tokens = None
@@ -163,7 +166,12 @@ class NumpyRunner(Runner):
             assert logits is not None
             tokens = self._sampled(logits, outputs, values["batch"], parts)
         wait_for_logits = (lambda: logits) if logits is not None else None
-        return StepResult(tokens, wait_for_logits, (lambda: states) if states is not None else None)
+        return StepResult(
+            tokens,
+            wait_for_logits,
+            wait_for_hidden=(lambda: states) if states is not None else None,
+            wait_for_scores=(lambda: joined_scores(scores)) if scores else None,
+        )
 
     def _hidden(self, values: dict[str, Any], rows: int, together: int) -> F32:
         """Hidden states of all rows, so many at a time."""
@@ -187,6 +195,15 @@ class NumpyRunner(Runner):
     def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
         graph = self.head_of(len(outputs), len(values["hidden"]), logits=name == "logits")
         return np.asarray(interpret.run(graph, dict(values))[name])
+
+    def _scored(self, values: dict[str, Any], group: ScoreGroup, alone: bool) -> U32:
+        """Log probabilities of the tokens that follow some rows."""
+        words = np.zeros((len(group.outputs), *REPORT_WORDS), np.uint32)
+        batch = values["batch"].copy()
+        batch[0, 1] = len(group.outputs)
+        logits = self._head({**values, "batch": batch, "outputs": group.outputs}, group.outputs, "logits", alone)
+        logprobs(logits, group.outputs, group.adjustments, group.targets, words)
+        return words
 
     def _sampled(self, logits: F32, outputs: NDArray[Any], batch: U32, parts: Sequence[SequenceChunk]) -> Tokens:
         tokens = self._tokens = self._tokens.copy()  # who has the old ones keeps them

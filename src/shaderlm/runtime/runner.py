@@ -30,6 +30,7 @@ from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
 from .pages import KvSequence, PagePool, Reserved
+from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
 from .sampler_settings import GREEDY, SamplerSettings
 from .weights import Source
 
@@ -48,6 +49,7 @@ class SequenceChunk(NamedTuple):
     ids: Sequence[int] | None
     gives: OutputKind = "token"
     settings: SamplerSettings = GREEDY
+    scores: RowScores | None = None  # beside what the last row gives
 
     @property
     def rows(self) -> int:
@@ -85,7 +87,7 @@ class Tokens:
 
 @dataclass
 class StepResult:
-    """Of a step: the tokens that were sampled, if any, and the logits and hidden states that were asked for.
+    """Of a step: the tokens that were sampled, if any, and the logits, states and scores that were asked for.
 
     They may be on their way.
     """
@@ -94,8 +96,10 @@ class StepResult:
     wait_for_logits: Callable[[], F32] | None = None
     wait_for_hidden: Callable[[], F32] | None = None
     wait_for_rows: Callable[[], object] | None = None  # of a step on its way that gives nothing else to wait for
+    wait_for_scores: Callable[[], U32] | None = None
     _logits: F32 | None = field(default=None, init=False)  # no `cached_property`: see Tokens
     _hidden: F32 | None = field(default=None, init=False)
+    _scores: U32 | None = field(default=None, init=False)
 
     @property
     def logits(self) -> F32 | None:
@@ -111,10 +115,18 @@ class StepResult:
             self._hidden = self.wait_for_hidden()
         return self._hidden
 
+    @property
+    def scores(self) -> U32 | None:
+        """What the op logprobs reports of the scored rows, [rows, 21, 2], in the order of the parts. Waits, too."""
+        if self._scores is None and self.wait_for_scores is not None:
+            self._scores = self.wait_for_scores()
+        return self._scores
+
     def wait(self) -> None:
         """Until all that it gives is there; where it gives nothing, until its rows are run."""
         if self.wait_for_rows is not None:
             self.wait_for_rows()
+        _ = self.scores
         if self.tokens is not None:
             self.tokens.wait()
         _ = self.logits, self.hidden
@@ -391,6 +403,8 @@ class Runner(ABC):
         for part in parts:
             self._check_not_freed(part.sequence)
             self._check_length(part.sequence.length, part.rows)
+            if part.scores is not None:
+                check_scores(part.scores, part.rows, self.config.vocabulary)
             if part.settings is not GREEDY and part.settings.adjusted:
                 check_settings(part.settings, self.config.vocabulary, part.sequence.has_history)
         if outputs > self.max_outputs:
@@ -481,6 +495,12 @@ class Runner(ABC):
         slots = [part.sequence.slot for part in outputs]
         return adjusted([part.settings for part in outputs], slots, self.config.vocabulary)
 
+    def _score_groups(self, parts: Sequence[SequenceChunk]) -> list[ScoreGroup]:
+        """The rows of a step whose tokens are scored, as its heads give them; most steps have none."""
+        if all(part.scores is None for part in parts):
+            return []
+        return list(score_groups([(part.rows, part.scores) for part in parts], self.max_outputs))
+
     @abstractmethod
     def _write_counts(self, slot: int, counts: U32) -> None:
         """How often each token is in the history of a sequence slot, [vocabulary]."""
@@ -508,6 +528,11 @@ class Runner(ABC):
     @abstractmethod
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
+
+
+def joined_scores(groups: Sequence[U32]) -> U32:
+    """What heads reported of groups of rows, as one: [rows, 21, 2]."""
+    return np.concatenate([words.reshape(-1, *REPORT_WORDS) for words in groups])
 
 
 def rope_factors(config: Config, source: Source) -> dict[str, Any]:

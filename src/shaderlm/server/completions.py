@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..engine import Delta, Handle
+from ..engine import Delta, Handle, Request
 from .errors import ApiError, unsupported
 from .generation import openai_options, repeated, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
@@ -33,40 +34,54 @@ class Completions(Prepared):
         self.choices = body.n or 1
         if body.best_of not in (None, self.choices):
             raise unsupported("best_of", "leave it out, or give the same as n")
-        if body.echo and body.logprobs is not None:
-            expected = "log probabilities of a prompt are not computed; leave out echo or logprobs"
-            raise ApiError(400, expected, param="echo")
-        options = openai_options(served, body, body.max_tokens, default=DEFAULT_TOKENS)
+        nothing = body.max_tokens == 0  # is generated
+        options = openai_options(served, body, 1 if nothing else body.max_tokens, default=DEFAULT_TOKENS)
         self.alternatives = body.logprobs if body.logprobs is not None else body.n_probs or None
         options["logprobs"] = self.alternatives
         prompts = read_prompts("prompt", body.prompt)
         if len(prompts) * self.choices > MAX_PROMPTS:
             raise ApiError(400, f"n × the number of prompts must be at most {MAX_PROMPTS:,}", param="n")
         requests = [served.model.request(prompt, **options) for prompt in prompts]
+        if body.echo and self.alternatives is not None:
+            self._check_size(requests)
+            requests = [served.model.scored(request) for request in requests]
+        if nothing:
+            requests = [replace(request, output="nothing") for request in requests]
         self.requests = [each for request in requests for each in repeated(request, self.choices)]
         if self.return_progress and len(self.requests) > 1:
             raise ApiError(400, "return_progress is for one text; leave out n", param="return_progress")
         self.echoed = [self._echo(prompt) for prompt in prompts for _ in range(self.choices)]
+
+    def _check_size(self, requests: Sequence[Request]) -> None:
+        """Log probabilities of prompts take memory until all of them are there."""
+        tokens = sum(len(request.prompt_ids) for request in requests) * self.choices
+        numbers, most = tokens * (1 + (self.alternatives or 0)), self.served.limits.prompt_logprobs
+        if numbers > most:
+            asked = f"{tokens:,} tokens of prompts with {self.alternatives} alternatives each are {numbers:,} numbers"
+            limit = f"this server takes at most {most:,} in a request"
+            raise ApiError(
+                400, f"{asked}; {limit}. Send fewer prompts at once, or a smaller logprobs", param="logprobs"
+            )
 
     def _echo(self, prompt: str | list[int]) -> str:
         if not self.body.echo:
             return ""
         return prompt if isinstance(prompt, str) else self.served.model.detokenize(prompt)
 
-    def logprobs(self, index: int) -> CompletionLogprobsWriter | None:
+    def logprobs(self, index: int, handle: Handle) -> CompletionLogprobsWriter | None:
         """What writes the log probabilities of a choice, if they are asked for."""
         if self.alternatives is None:
             return None
-        return CompletionLogprobsWriter(self.served.model.tokenizer, self.alternatives, len(self.echoed[index]))
+        return CompletionLogprobsWriter(self.served.model.tokenizer, self.alternatives, handle, self.echoed[index])
 
     def response(self, handles: Sequence[Handle]) -> CompletionResponse:
         """The whole answer."""
         choices = []
         for i, handle in enumerate(handles):
-            completion, writer = handle.completion, self.logprobs(i)
+            completion, writer = handle.completion, self.logprobs(i, handle)
             logprobs = None
-            if writer is not None and completion is not None:
-                logprobs = writer.write(completion.logprobs or ())
+            if writer is not None:
+                logprobs = writer.write((completion and completion.logprobs) or (), last=True)
             reason = finish_of(handle).openai
             assert reason != "tool_calls"
             choices.append(CompletionChoice(i, self.echoed[i] + str(completion or ""), logprobs, reason))
@@ -84,7 +99,7 @@ class CompletionsWriter(ChunkWriter):
     def __init__(self, completions: Completions, handles: Sequence[Handle]) -> None:
         super().__init__(completions, handles, CompletionResponse)
         self._choices = completions.choices
-        self._logprobs = [completions.logprobs(i) for i in range(len(handles))]
+        self._logprobs = [completions.logprobs(i, handle) for i, handle in enumerate(handles)]
         self._echoed = list(completions.echoed)
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -101,9 +116,12 @@ class CompletionsWriter(ChunkWriter):
         """The last event of a choice."""
         handle = self._handles[index]
         text, self._echoed[index] = self._echoed[index], ""
+        writer, logprobs = self._logprobs[index], None
+        if writer is not None and not (logprobs := writer.write((), last=True)).tokens:
+            logprobs = None
         reason = finish_of(handle).openai
         assert reason != "tool_calls"
-        return self._chunk([CompletionChoice(index, text, None, reason)], timings=timings_of(handle))
+        return self._chunk([CompletionChoice(index, text, logprobs, reason)], timings=timings_of(handle))
 
     def usage(self) -> Usage:
         """Tokens of all texts."""

@@ -22,6 +22,7 @@ class Limits:
     body_seconds: float = 60.0
     choices: int = 16
     logprobs: int = MAX_LOGPROBS
+    prompt_logprobs: int = 2_000_000  # numbers of a request: 50 MB of JSON
     stop_strings: int = 16
     tools: int = 128
     grammar_bytes: int = MAX_CHARACTERS  # of a schema, a grammar or all tools

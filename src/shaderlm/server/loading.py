@@ -25,6 +25,11 @@ class ServeOptions:
     seed: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)  # other options, as for `generate`
     reasoning: Literal["auto", "none"] = "auto"
+    thinking: bool = True
+    thinking_budget: int | None = None
+    tags: tuple[str, ...] = ()
+    strict_model: bool = False
+    verbose: bool = False
     embedding: bool = False
     limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
     chat_template: str | None = None
@@ -69,6 +74,11 @@ def serve_model(
         seed=options.seed,
         sampling=options.sampling,
         reasoning=options.reasoning,
+        thinking=options.thinking,
+        thinking_budget=options.thinking_budget,
+        tags=options.tags,
+        strict=options.strict_model,
+        verbose=options.verbose,
         embedding=options.embedding,
         limits=limits,
         source=source,

@@ -6,7 +6,7 @@ import codecs
 import math
 from collections.abc import Iterable
 
-from ..engine import TokenLogprob
+from ..engine import Handle, PromptLogprobs, TokenLogprob
 from ..text import Tokenizer
 from .types.openai import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 
@@ -33,29 +33,64 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> Cha
 
 
 class CompletionLogprobsWriter:
-    """The form of completions. Offsets count characters from the beginning of the text, over all parts of a stream."""
+    """The form of completions. Offsets count characters from the beginning of the text, over all parts of a stream.
 
-    def __init__(self, tokenizer: Tokenizer, alternatives: int, offset: int = 0) -> None:
-        self._tokenizer, self._alternatives, self._offset = tokenizer, alternatives, offset
+    With log probabilities of the prompt, its tokens go first, and a token that ends the text goes last: who reads both
+    counts on one item for each token that was asked for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, alternatives: int, handle: Handle, echoed: str) -> None:
+        self._tokenizer, self._alternatives, self._handle = tokenizer, alternatives, handle
+        self._echoed, self._offset, self._began = echoed, len(echoed), False
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._texts: dict[int, str] = {}  # by token: the likely ones are often the same
 
-    def write(self, logprobs: Iterable[TokenLogprob]) -> CompletionLogprobs:
+    def write(self, logprobs: Iterable[TokenLogprob], *, last: bool = False) -> CompletionLogprobs:
         """The next tokens."""
         lists = CompletionLogprobs([], [], [] if self._alternatives else None, [])
+        if not self._began and self._handle.prompt_logprobs is not None:
+            self._add_prompt(lists, self._handle.prompt_logprobs)
+        self._began = True
         for each in logprobs:
-            lists.tokens.append(self._text(each.id))
-            lists.token_logprobs.append(finite(each.logprob))
-            lists.text_offset.append(self._offset)
-            if lists.top_logprobs is not None:
-                pairs = {each.id: each.logprob} | dict(each.top)
-                lists.top_logprobs.append({self._text(token): finite(logprob) for token, logprob in pairs.items()})
+            self._add(lists, each.id, each, self._offset)
             self._offset += len(self._decode(self._tokenizer.bytes_by_token[each.id]))
+        end = self._handle.stop_logprob
+        if last and end is not None and self._handle.prompt_logprobs is not None:
+            self._add(lists, end.id, end, self._offset)
         return lists
+
+    def _add_prompt(self, lists: CompletionLogprobs, logprobs: PromptLogprobs) -> None:
+        tokenizer, text, at = self._tokenizer, self._echoed, 0
+        vocabulary, decode = tokenizer.vocabulary, codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        pieces = [tokenizer.piece(token) for token in logprobs.ids]
+        if logprobs.ids[0] == vocabulary.bos and not text.startswith(pieces[0].decode()):
+            pieces[0] = b""  # it was put before the text, as was a space
+        spaces = vocabulary.add_space_prefix and b"".join(pieces[:2]).startswith(b" ")
+        for token, each, piece in zip(logprobs.ids, logprobs, pieces, strict=True):
+            self._add(lists, token, each, min(max(0, at - spaces), len(text)))
+            at += len(decode(piece))
+
+    def _add(self, lists: CompletionLogprobs, token: int, logprob: TokenLogprob | None, offset: int) -> None:
+        lists.tokens.append(self._text(token))
+        lists.token_logprobs.append(None if logprob is None else finite(logprob.logprob))
+        lists.text_offset.append(offset)
+        if lists.top_logprobs is not None:
+            lists.top_logprobs.append(None if logprob is None else self._top(logprob))
+
+    def _top(self, logprob: TokenLogprob) -> dict[str, float]:
+        """The token and its alternatives by their texts. Of those that have the same text, the most likely one."""
+        by_text = dict[str, float]()
+        for token, value in ((logprob.id, logprob.logprob), *logprob.top):
+            text, value = self._text(token), finite(value)
+            by_text[text] = max(value, by_text.get(text, value))
+        return by_text
 
     def _text(self, token: int) -> str:
         """A token's text; one that is a part of a character is written as its bytes."""
-        raw = self._tokenizer.piece(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        if token not in self._texts:
+            raw = self._tokenizer.piece(token)
+            try:
+                self._texts[token] = raw.decode()
+            except UnicodeDecodeError:
+                self._texts[token] = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return self._texts[token]

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine import Delta, Handle
 from .access import CLIENT
 from .errors import ApiError, api_error
+from .generation import progress_of
 from .request_log import HANDLES
 from .routes import Prepared, encode
 from .service import Service, cancel
@@ -90,6 +91,8 @@ class EventStream(Response):
         self._service, self._handles = service, handles
         self._writer = prepared.writer(handles)
         self._reports_progress = prepared.return_progress
+        # Log probabilities of long prompts take seconds to write: in a thread, while other streams go on.
+        self._scores_prompts = any(each.request.prompt_logprobs is not None for each in handles)
         self._headers_sent = self._ended = self._is_streaming = False
         self._lock = asyncio.Lock()  # of what is sent
         self._last_write = 0.0
@@ -149,31 +152,48 @@ class EventStream(Response):
             if self._reports_progress:
                 async for events in self._reading(handles[0]):
                     yield events
+            elif self._scores_prompts and (first := await anext(handles[0], None)) is not None:
+                yield await asyncio.to_thread(writer.delta, 0, first)
             async for part in handles[0]:
                 yield writer.delta(0, part)
                 if self._service.coalescing.is_busy:
                     await self._service.coalescing.next_write(handles[0])
-            yield writer.finish(0) + writer.end()
+            yield (await self._finish(0)) + writer.end()
             return
         async for index, delta in _merged(handles):
-            yield writer.finish(index) if delta is None else writer.delta(index, delta)
+            if delta is None:
+                yield await self._finish(index)
+            elif self._scores_prompts:
+                yield await asyncio.to_thread(writer.delta, index, delta)
+            else:
+                yield writer.delta(index, delta)
         yield writer.end()
 
+    async def _finish(self, index: int) -> bytes:
+        """The last event of a handle."""
+        finish = self._writer.finish
+        return await asyncio.to_thread(finish, index) if self._scores_prompts else finish(index)
+
     async def _reading(self, handle: Handle) -> AsyncIterator[bytes]:
-        """Reports until the prompt is read, and what came with its end."""
-        reported = (-1, -1)
-        while True:
+        """Reports from what was in the cache until the prompt is read, and what came with its end."""
+        writer, reported, delta, read = self._writer, -1, None, False
+        while not read:
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):
-                    delta = await anext(handle, None)
-                break
+                    delta, read = await anext(handle, None), True
             except TimeoutError:
-                if handle.prompt_progress != reported and handle.state != "waiting":
-                    reported = handle.prompt_progress
-                    yield self._writer.progress(0)
-        yield self._writer.progress(0)
+                if handle.state == "waiting":
+                    continue
+            if reported < 0:
+                begin = progress_of(handle, begin=True)
+                reported = begin.prompt.processed
+                yield writer.progress(0, begin)
+            now = progress_of(handle)
+            if now.prompt.processed > reported:
+                reported = now.prompt.processed
+                yield writer.progress(0, now)
         if delta is not None:
-            yield self._writer.delta(0, delta)
+            yield await asyncio.to_thread(writer.delta, 0, delta)
 
 
 async def _merged(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Delta | None]]:

@@ -6,35 +6,78 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .common import PromptProgress, SamplingFields, Timings, TokenId, only
+from .common import CountOrZero, Predict, PromptProgress, SamplingFields, Timings, TokenId, only
 
 
-class LlamaCompletionRequest(SamplingFields, kw_only=True):
-    """`POST /completion`."""
+class PromptObject(Struct, kw_only=True):
+    """A prompt as an object. What it has beside its text is no text, which models here do not take."""
 
-    prompt: str | Annotated[list[str | TokenId], Meta(min_length=1)]
+    prompt_string: str
+    multimodal_data: list[Any] | str | None = None
+
+
+class LlamaFields(SamplingFields, kw_only=True):
+    """What `/completion` and `/infill` have in common."""
+
     return_tokens: bool | None = None
-    t_max_predict_ms: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
+    max_tokens: Predict | None = None
+    t_max_predict_ms: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
+    n_indent: CountOrZero | None = None
+    post_sampling_probs: bool | None = None
+    response_fields: list[str] | None = None
     # Known, and honoured only with the value that changes nothing.
     n_keep: Annotated[Any, only(0, -1)] = None
-    n_indent: Annotated[Any, only(0)] = None
     lora: Annotated[Any, only([])] = None
-    response_fields: Annotated[Any, only([])] = None
+
+
+# Texts and token ids in turn are one prompt.
+MixedPrompt = Annotated[list[str | TokenId], Meta(min_length=1)]
+
+
+class LlamaCompletionRequest(LlamaFields, kw_only=True):
+    """`POST /completion`. A list without token ids is several prompts, whose answers are a list."""
+
+    prompt: str | PromptObject | Annotated[list[str | TokenId | PromptObject | MixedPrompt], Meta(min_length=1)]
+
+
+class InfillFile(Struct, kw_only=True):
+    """A file beside the one that is filled in."""
+
+    text: str
+    filename: str
+
+
+class InfillRequest(LlamaFields, kw_only=True):
+    """`POST /infill`."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str | None = None
+    input_extra: list[InfillFile] | None = None
 
 
 class TokenProbability(Struct):
-    """A token that was likely."""
+    """A token that was likely. With `post_sampling_probs` its probability among those that samplers left."""
 
     id: int
     token: str
     bytes: list[int]
-    logprob: float
+    logprob: float | UnsetType = UNSET
+    prob: float | UnsetType = UNSET
 
 
 class CompletionProbability(TokenProbability):
     """The token that was sampled, and those that were likely."""
 
-    top_logprobs: list[TokenProbability]
+    top_logprobs: list[TokenProbability] | UnsetType = UNSET
+    top_probs: list[TokenProbability] | UnsetType = UNSET
+
+
+class TokenBias(Struct):
+    """What is added to a token's logit; null: −∞, it is never sampled."""
+
+    token: int
+    bias: float | None
 
 
 class GenerationSettings(Struct):
@@ -53,6 +96,8 @@ class GenerationSettings(Struct):
     min_tokens: int
     n_probs: int
     cache_prompt: bool
+    logit_bias: list[TokenBias]
+    max_tokens: int
     dry_multiplier: float
     dry_base: float
     dry_allowed_length: int
@@ -92,6 +137,10 @@ class LlamaCompletion(Struct, kw_only=True):
     completion_probabilities: list[CompletionProbability] | UnsetType = UNSET
 
 
+# Of several prompts a list. With `response_fields` an object of those.
+LlamaAnswer = LlamaCompletion | list[LlamaCompletion]
+
+
 class LlamaDelta(Struct, kw_only=True):
     """A part of a stream."""
 
@@ -108,10 +157,12 @@ class LlamaDelta(Struct, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """`POST /tokenize`."""
+    """`POST /tokenize`, in the words of llama-server or of vLLM (`prompt`, `add_special_tokens`)."""
 
-    content: str
+    content: str | None = None
+    prompt: str | None = None
     add_special: bool | None = None
+    add_special_tokens: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
 
@@ -136,9 +187,20 @@ class DetokenizeRequest(Struct):
 
 
 class DetokenizeResponse(Struct):
-    """The text of token ids."""
+    """The text of token ids, by llama-server's name and by vLLM's."""
 
     content: str
+    prompt: str
+
+
+class TokenizerInfo(Struct):
+    """What a client must know to make prompts by itself, as vLLM says it."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: None
+    add_bos_token: bool
+    chat_template: str | None
 
 
 class ApplyTemplateResponse(Struct):
@@ -160,11 +222,21 @@ class DefaultSettings(Struct):
     params: GenerationSettings
 
 
-class Props(Struct):
+class Modalities(Struct):
+    """What a model takes beside text."""
+
+    vision: Literal[False] = False
+    audio: Literal[False] = False
+
+
+class Props(Struct, kw_only=True):
     """What is served, and how."""
 
     default_generation_settings: DefaultSettings
     total_slots: int
+    modalities: Modalities
+    endpoint_slots: bool
+    endpoint_metrics: bool
     model_alias: str
     model_path: str
     chat_template: str
@@ -173,13 +245,16 @@ class Props(Struct):
     build_info: str
     device: str
     backend: str
+    endpoint_props: Literal[False] = False  # they cannot be changed
+    is_sleeping: Literal[False] = False
 
 
 class SlotToken(Struct):
-    """How far a sequence is."""
+    """How far a sequence is; −1: there is none."""
 
     n_decoded: int
     n_remain: int
+    has_next_token: bool
 
 
 class Slot(Struct):
@@ -193,5 +268,6 @@ class Slot(Struct):
     n_prompt_tokens: int
     n_prompt_tokens_processed: int
     n_prompt_tokens_cache: int
-    next_token: SlotToken
-    params: GenerationSettings | None
+    next_token: list[SlotToken]
+    params: GenerationSettings | UnsetType = UNSET
+    speculative: Literal[False] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from .common import (
     MAX_PROMPTS,
@@ -12,6 +12,7 @@ from .common import (
     Choices,
     ConversationFields,
     Count,
+    CountOrZero,
     NonEmpty,
     PromptProgress,
     ResponseFormat,
@@ -22,6 +23,7 @@ from .common import (
     Usage,
     only,
 )
+from .llama_server import LlamaCompletion
 
 # Models --------------------------------------------------------------------------------------------------
 
@@ -45,6 +47,8 @@ class Model(Struct):
     created: int
     owned_by: str
     meta: ModelMeta
+    aliases: list[str]
+    tags: list[str]
 
 
 class ModelList(Struct):
@@ -135,6 +139,7 @@ class ChatRequest(ConversationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    verbose: bool | None = None
     # Known, and honoured only with the value that changes nothing.
     modalities: Annotated[Any, only(["text"])] = None
     verbosity: Annotated[Any, only("medium")] = None
@@ -202,6 +207,7 @@ class ChatResponse(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    verbose: LlamaCompletion | UnsetType = field(default=UNSET, name="__verbose")
 
 
 class DeltaFunction(Struct):
@@ -250,6 +256,7 @@ class ChatChunk(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
+    verbose: LlamaCompletion | UnsetType = field(default=UNSET, name="__verbose")
 
 
 # Completions ---------------------------------------------------------------------------------------------
@@ -260,7 +267,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     # A union of lists: msgspec takes one list, so its items are told apart later.
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-    max_tokens: Count | None = None
+    max_tokens: CountOrZero | None = None
     n: Choices | None = None
     logprobs: Alternatives | None = None
     echo: bool | None = None
@@ -273,11 +280,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class CompletionLogprobs(Struct):
-    """Log probabilities as lists, one item for each token."""
+    """Log probabilities as lists, one item for each token. The first token of a prompt has none: null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -307,10 +314,14 @@ class CompletionResponse(Struct, kw_only=True):
 # Embeddings ----------------------------------------------------------------------------------------------
 
 
+# A union of lists, as above.
+Texts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=MAX_PROMPTS)]
+
+
 class EmbeddingRequest(Struct, kw_only=True):
     """`POST /v1/embeddings`."""
 
-    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=MAX_PROMPTS)]
+    input: Texts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
@@ -324,6 +335,22 @@ class Embedding(Struct):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
+
+
+class LlamaEmbeddingRequest(Struct, kw_only=True):
+    """`POST /embedding`."""
+
+    content: Texts | None = None
+    input: Texts | None = None
+    model: str | None = None
+    embd_normalize: Annotated[Any, only(2)] = None
+
+
+class LlamaEmbedding(Struct):
+    """The same, as a list of one vector."""
+
+    index: int
+    embedding: list[list[float]]
 
 
 class EmbeddingUsage(Struct):

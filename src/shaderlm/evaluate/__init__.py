@@ -1,0 +1,1 @@
+"""How well a model predicts a text: perplexity and KL divergence, in the terms and files of llama-perplexity."""
