@@ -122,6 +122,11 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 )
 @click.option("--embedding", "--embeddings", is_flag=True, help="Answer /v1/embeddings.")
 @click.option(
+    "--pull/--no-pull",
+    default=None,
+    help="Let clients fetch models by /api/pull.  [default: only without keys, on this machine alone]",
+)
+@click.option(
     "--web",
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
@@ -162,7 +167,7 @@ def serve(
     ctx_size: int | None,
     **options: Any,
 ) -> None:
-    """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.
+    """Answer OpenAI's, Anthropic's, llama-server's and Ollama's HTTP APIs.
 
     A browser shows a chat at the server's address. Ctrl-C lets requests finish, twice ends them.
     Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
@@ -249,7 +254,13 @@ def serve(
         tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
-    service = Service(None if hosts_only else load, metrics=options["metrics"], slots=options["slots"], limits=limits)
+    service = Service(
+        None if hosts_only else load,
+        metrics=options["metrics"],
+        slots=options["slots"],
+        limits=limits,
+        pull=is_loopback(host) and not keys if options["pull"] is None else options["pull"],
+    )
     log = RequestLog(options["log_file"], options["log_format"], verbose=options["verbose"])
     server = make_server(
         make_app(service, keys=keys, origins=origins, host=host, web=web, log=log),
