@@ -192,6 +192,8 @@ def _of_models(compute: Callable[[Service], Any]) -> Handler:
 
 
 async def _version(service: Service, request: Request) -> Response:
+    if not service.has_model:
+        service.served  # noqa: B018 (a 501: nothing is computed here)
     return _json(OllamaVersion(ollama_models.VERSION))
 
 
@@ -291,7 +293,6 @@ ENDPOINTS: list[Endpoint] = [
         *("/api/copy", "Not here: a model has its names from the start", OllamaCopyRequest, OllamaStatus),
         compute=ollama_models.copy,
         api="Ollama",
-        errors=(501,),
     ),
     Endpoint(
         *("/api/pull", "Fetch a model", OllamaPullRequest, OllamaProgress, (OllamaProgress,)),

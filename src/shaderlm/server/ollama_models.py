@@ -254,4 +254,4 @@ async def delete(service: Service, body: types.OllamaModelRequest) -> types.Olla
 
 def copy(served: ServedModel, body: types.OllamaCopyRequest) -> types.OllamaStatus:
     """Names are given when the server starts."""
-    raise ApiError(501, f"models are not copied here; --alias {body.destination} gives the model another name")
+    raise ApiError(400, f"models are not copied here; --alias {body.destination} gives the model another name")
