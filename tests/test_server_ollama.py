@@ -441,6 +441,17 @@ def test_a_pull_ends_with_its_last_reader(server: Running, downloads: Downloads)
     assert downloads.asked == ["hf:a/b"]
 
 
+def test_a_pull_does_not_hold_the_end_up(path: Path, downloads: Downloads) -> None:
+    downloads.may_end.clear()
+    with running(loader(path), pull=True) as server, server.client() as client:
+        with client.stream("POST", "/api/pull", json={"model": "hf:a/b"}) as stream:
+            parts = stream.iter_lines()
+            assert [json.loads(next(parts))["status"] for _ in range(2)] == ["pulling hf:a/b", "fetching hf:a/b"]
+            server.server.should_exit = True
+            assert ["error" in json.loads(each) for each in parts] == [True]
+        assert downloads.cancelled.wait(60)
+
+
 def test_only_what_was_fetched_is_removed(http: httpx.Client, downloads: Downloads) -> None:
     def delete(name: str) -> httpx.Response:
         return http.request("DELETE", "/api/delete", json={"model": name})

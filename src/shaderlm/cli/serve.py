@@ -167,7 +167,7 @@ def serve(
     ctx_size: int | None,
     **options: Any,
 ) -> None:
-    """Answer OpenAI's, Anthropic's, llama-server's and Ollama's HTTP APIs.
+    """Answer the HTTP APIs of OpenAI, Anthropic, llama.cpp and Ollama.
 
     A browser shows a chat at the server's address. Ctrl-C lets requests finish, twice ends them.
     Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
