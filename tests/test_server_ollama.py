@@ -29,8 +29,6 @@ from .test_server import ASK
 from .test_server_apis import SCHEMA, THINKING, TOOLS, generated, is_weather
 from .tiny_models import CHATML, write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
-
 FUNCTION = {"name": "weather", "description": "The weather", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
 SWITCH = "assistant\n' + ('<think>\n' if enable_thinking else '<think></think>') }}{% endif %}"
