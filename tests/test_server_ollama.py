@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from shaderlm.cli.serve import may_pull
 from shaderlm.engine import Handle, load
 from shaderlm.errors import ModelError
 from shaderlm.server import ollama, pulls
@@ -461,6 +462,14 @@ def test_only_what_was_fetched_is_removed(http: httpx.Client, downloads: Downloa
     assert delete("hf:c/d").json() == {"status": "success"}
     assert delete("hf:c/d").status_code == 400
     assert downloads.removed == ["hf:c/d"]
+
+
+def test_who_may_pull() -> None:
+    assert may_pull(None, "127.0.0.1", [])
+    assert not may_pull(None, "127.0.0.1", ["k"])
+    assert not may_pull(None, "0.0.0.0", [])
+    assert may_pull(True, "0.0.0.0", ["k"])
+    assert not may_pull(False, "127.0.0.1", [])
 
 
 def test_a_silent_stream_says_that_it_lives(server: Running) -> None:

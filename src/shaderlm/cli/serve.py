@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,7 +260,7 @@ def serve(
         metrics=options["metrics"],
         slots=options["slots"],
         limits=limits,
-        pull=is_loopback(host) and not keys if options["pull"] is None else options["pull"],
+        pull=may_pull(options["pull"], host, keys),
     )
     log = RequestLog(options["log_file"], options["log_format"], verbose=options["verbose"])
     server = make_server(
@@ -345,6 +346,13 @@ def _keys(keys: tuple[str, ...], path: str | None) -> list[str]:
     if not lines:
         raise InputError(f"--api-key-file {path} has no key; write one on each line")
     return [*keys, *lines]
+
+
+def may_pull(wanted: bool | None, host: str, keys: Sequence[str]) -> bool:
+    """May clients fetch models? Where nothing is said, those that can be the server's own user alone."""
+    from ..server.access import is_loopback
+
+    return is_loopback(host) and not keys if wanted is None else wanted
 
 
 def _template(text: str | None, path: str | None) -> str | None:
