@@ -81,8 +81,8 @@ def show(served: ServedModel, body: types.OllamaShowRequest) -> types.OllamaShow
     check_model(served, _name(body))
     model, report = served.model, served.model.report
     config, kind = model.config, report.architecture
-    sampling = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-    values = {sampling[name]: value for name, value in model.sampling_defaults.items() if name in sampling}
+    words = {"repetition_penalty": "repeat_penalty"}
+    values = {words.get(name, name): value for name, value in model.sampling_defaults.items()}
     parameters = {"num_ctx": served.context, **values}
     template = model.chat_template
     lines = [f"FROM {report.path}", *(f"PARAMETER {name} {value}" for name, value in parameters.items())]
