@@ -109,7 +109,7 @@ def test_embeddings(client: Any, server: Running) -> None:
 
 def test_errors(client: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="is not served here") as other:
-        client.chat("llama3.2", ASK)
+        client.show("llama3.2")
     assert other.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="num_ctx is 1,024"):
         list(client.chat("tiny", ASK, options={"num_ctx": 1024}, stream=True))

@@ -12,6 +12,7 @@ import pytest
 
 from shaderlm.engine import Handle, load
 from shaderlm.server import llama_server
+from shaderlm.server.errors import ApiError
 from shaderlm.server.metrics import Metrics
 from shaderlm.server.prepare import prepare
 from shaderlm.server.served import ServedModel
@@ -30,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(path: Path) -> Iterator[Running]:
-    with running(loader(path, names=("first", "second"))) as made:
+    with running(loader(path, names=("first", "second"), tags=("chat",), embedding=True)) as made:
         yield made
 
 
@@ -54,8 +55,14 @@ def test_completion(http: httpx.Client, server: Running) -> None:
     assert parts[-1]["timings"]["predicted_n"] == 8
     mixed = http.post("/completion", json={**body, "prompt": ["the", *server.model.tokenize(" an")]}).json()
     assert mixed["content"] == expected
-    several = http.post("/completion", json={**body, "prompt": ["the", "an"]})
-    assert (several.status_code, several.json()["error"]["param"]) == (400, "prompt")
+    ids = server.model.tokenize("the an")
+    several = http.post("/completions", json={**body, "prompt": [ids, "the an", {"prompt_string": "the an"}]}).json()
+    assert [(each["index"], each["content"]) for each in several] == [(i, expected) for i in range(3)]
+    assert several[0]["prompt"] == "the an"
+    image = http.post("/completion", json={**body, "prompt": {"prompt_string": "the", "multimodal_data": ["aGk="]}})
+    assert (image.status_code, image.json()["error"]["param"]) == (400, "prompt")
+    both = http.post("/completion", json={**body, "prompt": [5, ["the"]]})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt")
     one = http.post("/completion", json={**body, "prompt": ["the an"]}).json()
     assert one["content"] == expected
     stopped = http.post("/completion", json={**body, "stop": [expected[3:5]]}).json()
@@ -99,10 +106,26 @@ def test_apply_template(http: httpx.Client) -> None:
 
 
 def test_names(http: httpx.Client) -> None:
-    assert http.get("/v1/models").json()["data"][0]["id"] == "first"
-    for name, status in (("first", 200), ("second", 200), ("tiny", 404), (None, 200)):
-        body = {"model": name, "messages": ASK, "max_tokens": 1}
-        assert http.post("/v1/chat/completions", json=body).status_code == status, name
+    listed = http.get("/models").json()["data"][0]
+    assert (listed["id"], listed["aliases"], listed["tags"]) == ("first", ["first", "second"], ["chat"])
+    for name in ("first", "second", "tiny", "gpt-4o", None):
+        answer = http.post("/chat/completions", json={"model": name, "messages": ASK, "max_tokens": 1})
+        assert (answer.status_code, answer.json()["model"]) == (200, "first"), name
+    assert http.get("/v1/models/second").status_code == 200
+    assert http.get("/models/gpt-4o").status_code == 404
+
+
+def test_another_model_can_be_refused(path: Path) -> None:
+    with load(path, device="cpu") as model:
+        served = ServedModel(model, strict=True)
+        for name, expected in ((served.name, None), (None, None), ("gpt-4o", 404)):
+            raw = json.dumps({"messages": ASK, "model": name}).encode()
+            if expected is None:
+                prepare(served, "/v1/chat/completions", raw)
+                continue
+            with pytest.raises(ApiError, match="'gpt-4o' is not served here; there is 'tiny'") as refused:
+                prepare(served, "/v1/chat/completions", raw)
+            assert refused.value.status == expected
 
 
 def test_props_and_slots(http: httpx.Client) -> None:
@@ -143,7 +166,13 @@ def test_metrics(http: httpx.Client) -> None:
         return _metric(after, name) - _metric(before, name)
 
     assert grew("shaderlm:generation_tokens_total") == 5
-    assert grew("shaderlm:prompt_tokens_total") == grew("llamacpp:prompt_tokens_total") > 0
+    computed = grew("llamacpp:prompt_tokens_total")
+    assert computed > 0
+    assert grew("shaderlm:prompt_tokens_total") == computed + grew("llamacpp:prompt_tokens_cached_total")
+    assert grew("llamacpp:n_decode_total") >= 5
+    for line in after.splitlines():
+        if line.startswith("llamacpp:"):
+            assert f"# TYPE {line.split()[0]} " in after
     assert grew("llamacpp:tokens_predicted_total") == 5
     assert grew('shaderlm:request_success_total{finished_reason="length"') == 1
     assert grew("shaderlm:prefix_cache_queries_total") > 0
@@ -171,7 +200,7 @@ def test_sampling_values_of_the_model(tmp_path: Path) -> None:
     own = {"general.sampling.temp": 0.6, "general.sampling.top_k": 7}
     with load(write_tiny_llama(tmp_path / "tiny.gguf", metadata=own), device="cpu") as model:
         served = ServedModel(model)
-        params = llama_server.props(served).default_generation_settings.params
+        params = llama_server.props(served, slots=True, metrics=True).default_generation_settings.params
         assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 7, 0.95, 0.05)
         for body, values in (({}, (0.6, 7, 1.0)), ({"temperature": 0, "top_p": 0.5}, (0.0, 7, 0.5))):
             raw = json.dumps({"messages": ASK, **body}).encode()

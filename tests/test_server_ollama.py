@@ -136,6 +136,16 @@ def test_a_base_model_continues_a_prompt(tmp_path: Path) -> None:
             prepare(served, ollama.Chat, messages=ASK)
 
 
+def test_a_gap(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = server.service.served
+    with pytest.raises(ApiError, match="cannot fill gaps") as problem:
+        prepare(served, ollama.Generate, prompt="a", suffix="b")
+    assert problem.value.status == 501
+    monkeypatch.setattr(ollama, "infill_ids", lambda served, gap: [1, *map(ord, gap.input_prefix + gap.input_suffix)])
+    gap = prepare(served, ollama.Generate, prompt="a", suffix="b", options={"num_predict": 3}).requests[0]
+    assert (list(gap.prompt_ids), gap.max_tokens) == ([1, 97, 98], 3)
+
+
 def test_log_probabilities(http: httpx.Client) -> None:
     body = {"prompt": "the", "options": {"num_predict": 3, "temperature": 0}, "logprobs": True, "top_logprobs": 2}
     whole = http.post("/api/generate", json={**body, "stream": False}).json()["logprobs"]
@@ -189,7 +199,7 @@ def test_options_of_sampling(server: Running) -> None:
         ({"options": {"temperature": "warm"}}, "options.temperature"),
         ({"options": {"stop": ["x"] * 17}}, "stop has 17 items"),
         ({"truncate": True}, "truncate is not supported"),
-        ({"suffix": "x"}, "suffix is not supported"),
+        ({"suffix": "x", "system": "x"}, "system is not for a prompt with a suffix"),
         ({"template": "x"}, "template is not supported"),
         ({"images": ["aGk="]}, "does not take images"),
         ({"raw": True, "system": "x"}, "system is for a chat template"),
@@ -214,10 +224,14 @@ def test_what_cannot_be_honoured(http: httpx.Client, body: dict[str, Any], words
 
 
 def test_errors_have_ollamas_shape(http: httpx.Client, path: Path) -> None:
-    other = http.post("/api/chat", json={"model": "llama3.2", "messages": ASK})
-    assert (other.status_code, list(other.json())) == (404, ["error"])
+    other = http.post("/api/chat", json={"model": "llama3.2", "stream": False, "options": {"num_predict": 1}})
+    assert (other.status_code, other.json()["model"]) == (200, "tiny")
     assert http.post("/api/chat", content=b"{").json()["error"].startswith("the body must be JSON")
     assert http.post("/api/nothing").json()["error"].startswith("there is no /api/nothing")
+    with running(loader(path, strict=True)) as strict, strict.client() as client:
+        found = client.post("/api/chat", json={"model": "llama3.2"})
+        assert (found.status_code, list(found.json())) == (404, ["error"])
+        assert client.post("/api/chat", json={"model": "tiny:latest"}).status_code == 200
     with running(loader(path), keys=["k"]) as guarded, guarded.client() as client:
         found = client.get("/api/tags")
         assert (found.status_code, list(found.json())) == (401, ["error"])
@@ -239,8 +253,8 @@ def test_thoughts(thinking: ServedModel) -> None:
     parts = written(chat, ["I", " think", "</think>", "\n\nYes", "!"])
     assert "".join(part["message"].get("thinking", "") for part in parts) == "I think"
     assert "".join(part["message"]["content"] for part in parts) == "Yes!"
-    with pytest.raises(ApiError, match="no switch for thoughts"):
-        prepare(thinking, ollama.Chat, messages=ASK, think=False)
+    off = prepare(thinking, ollama.Chat, messages=ASK, think=False).requests[0]
+    assert thinking.model.detokenize(off.prompt_ids).rstrip().endswith("</think>")
     assert prepare(thinking, ollama.Chat, messages=ASK, think="max").requests
 
 
@@ -414,7 +428,7 @@ def test_a_pull_that_fails(http: httpx.Client, downloads: Downloads, path: Path)
     assert lines(http.post("/api/pull", json={"model": "hf:a/b"}))[-1] == {"error": "the hub cannot be reached"}
     whole = http.post("/api/pull", json={"model": "hf:a/b", "stream": False})
     assert (whole.status_code, whole.json()) == (400, {"error": "the hub cannot be reached"})
-    for name in (str(path), "nothing", ""):  # no path: which files there are is nobody's business
+    for name in ("/etc/hosts", "nothing", ""):  # no path: which files there are is nobody's business
         found = http.post("/api/pull", json={"model": name})
         assert found.status_code == (404 if name else 400)
     assert len(downloads.asked) == 2

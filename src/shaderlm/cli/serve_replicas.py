@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _RAY_PARTS = 10_000
 _SAME = ("queue", "kv_memory", "share_prefixes", "n_predict", "seed", "reasoning_format", "embedding", "warmup")
+_ANSWERS = ("thinking", "thinking_budget", "tags", "strict_model")
 _ALSO_SAME = ("deterministic", "drain", "backend", "precision", "quantize")
 
 
@@ -42,7 +43,7 @@ def serve_replicas(
         "models": {model or _default(): _model_args(model, template, options) | has},
         "host": host,
         "api_keys": keys,
-        "cors_origins": options["cors_origins"] or ("localhost",),
+        "cors_origins": options["cors_origins"],
         "metrics": options["metrics"],
         "slots": options["slots"],
         "limits": options["limits"],
@@ -74,7 +75,7 @@ def _model_args(model: str | None, template: str | None, options: dict[str, Any]
     if is_synthetic(model):
         raise InputError(f"{model} has random weights, and replicas load files; give a model's file or name")
     path = None if model is None or not Path(model).exists() else str(Path(model).absolute())
-    args = {name: options[name] for name in (*_SAME, *_ALSO_SAME)}
+    args = {name: options[name] for name in (*_SAME, *_ANSWERS, *_ALSO_SAME)}
     args |= {
         "model": path or model,
         "aliases": options["aliases"],

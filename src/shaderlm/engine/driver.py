@@ -489,6 +489,7 @@ class Engine:
                 waiting=max(0, active - numbers["running"]),
                 steps=self._core.steps,
                 rows=self._core.rows,
+                sequences=self._core.sequences,
                 options=self.options,
                 **numbers,
                 **self._counters.numbers(),

@@ -92,7 +92,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence.needs_host_token = self.sequence.mask_pending = self.constraint is not None
         self._engine = engine
         makes_text = request.output == "text"
-        self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids) if makes_text else None
+        options = (request.stop, request.shown_ids, request.lines.min_indent)
+        self._text = TextStream(engine.tokenizer, *options) if makes_text else None
+        self._has_line_end = False
         self._items: deque[_Item] = deque()
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -245,6 +247,13 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return (0 if sequence is None else min(sequence.length, total)), total
 
     @property
+    def prompt_seconds(self) -> float:
+        """How long its prompt was read, or is being read."""
+        if not self.started:
+            return 0.0
+        return (self.first if self._ids or self._ended else time.perf_counter()) - self.started
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far."""
         return Usage(self.sequence.prompt_tokens, len(self._ids), self.sequence.cached_tokens or 0)
@@ -278,7 +287,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     # What the engine does ------------------------------------------------------------------------------------
 
     def take_token(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """One more token. True: a stop string came, and it is over."""
+        """One more token. True: a stop string or the last of its lines came, and it is over."""
         self._ids.append(token)
         if self._logprobs is not None and logprob is not None:
             self._logprobs.append(logprob)
@@ -291,7 +300,15 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if self._text is not None and self._text.stopped:
             self.stop_match = self._text.stop_match
             return True
-        return False
+        return self._is_late(text)
+
+    def _is_late(self, text: str = "") -> bool:
+        """Has it a line end, and taken longer than it may?"""
+        seconds = self.request.lines.seconds
+        if seconds is None:
+            return False
+        self._has_line_end = self._has_line_end or "\n" in text
+        return self._has_line_end and self.last - self.first > seconds
 
     def take_output(self, result: StepResult, rows: OutputRows) -> None:
         """The hidden state of its last token, or logits of some."""
@@ -348,7 +365,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return tokens, b""
 
     def stop_reason(self) -> str:
-        """Why it ends where a stop id or a stop string ends it. A form that is not complete is cut."""
+        """Why it ends where a stop id, a stop string or a line ends it. A form that is not complete is cut."""
+        if (self._text is not None and self._text.outdented) or self._is_late():
+            return "length"
         try:
             return "stop" if self.constraint is None or self.constraint.is_complete(*self._dropped()) else "length"
         except Exception:  # of this request alone: nobody says that it is complete

@@ -19,7 +19,7 @@ from ..models.config import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat import content_text
-from ..text.chat_output import END_OF_THINK, THINK
+from ..text.chat_output import THINKING_TAGS, thinking_tags
 from .completion import Completion
 from .constraints import GrammarCompiler
 from .driver import Engine
@@ -33,8 +33,9 @@ from .options import (
     show_options,
 )
 from .report import LoadReport
-from .request import Request
+from .request import ConstraintFactory, Request
 from .stream import AsyncStream, Stream
+from .thinking import ThinkingBudget
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int]
@@ -193,24 +194,38 @@ class LanguageModel:
         choice = read_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
         tools = None if choice is None else chat.tools
         final, kwargs = chat.continue_final_message, chat.template_kwargs
-        rendering = {"tools": tools, "kwargs": kwargs, "continue_final_message": final}
+        rendering = {
+            "tools": tools,
+            "kwargs": kwargs,
+            "continue_final_message": final,
+            "thinking": chat.thinking,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
         text, ids = self._rendered(template, messages, params.parse_special, rendering)
         source = str(template.source)
         calls = None if choice is None else call_format(source, knows_tools=template.knows_tools)
-        thinks = END_OF_THINK in source
+        thinking = thinking_tags(source)
+        begin, end = thinking or THINKING_TAGS[0]
         # Some templates begin to think for the model, or end that at once.
-        begun = text.rstrip().endswith(THINK)
+        begun = text.rstrip().endswith(begin)
         if final:
             last = str(content_text(messages[-1].get("content")))
-            begun = begun or last.rfind(THINK) > last.rfind(END_OF_THINK)
+            begun = begun or last.rfind(begin) > last.rfind(end)
         names = frozenset[str]() if choice is None else frozenset(tool.name for tool in choice.tools)
-        output = ChatFormat(calls, names, reasoning=thinks and chat.reasoning, thinking=begun)
-        may_think = not text.rstrip().endswith(END_OF_THINK)
-        grammar = self._grammars.of_chat(output, choice, params.structure, may_think=may_think)
-        tags = [*([calls.begin, calls.end] if calls else []), *([THINK, END_OF_THINK] if thinks else [])]
+        reasoning = thinking is not None and chat.reasoning
+        output = ChatFormat(calls, names, reasoning=reasoning, thinking=begun, tags=(begin, end))
+        may_think = not text.rstrip().endswith(end)
+        constraint: ConstraintFactory | None = self._grammars.of_chat(
+            output, choice, params.structure, may_think=may_think
+        )
+        if chat.thinking_budget is not None and thinking is not None and may_think:
+            constraint = ThinkingBudget(
+                self.tokenizer, self.config.vocabulary, output, chat.thinking_budget, constraint
+            )
+        tags = [*([calls.begin, calls.end] if calls else []), *(thinking or ())]
         special = self.tokenizer.special_tokens
         shown = frozenset(special[tag] for tag in tags if tag in special)
-        return replace(self._request(ids, params), constraint=grammar, chat=output, shown_ids=shown)
+        return replace(self._request(ids, params), constraint=constraint, chat=output, shown_ids=shown)
 
     def chat_ids(
         self,
@@ -218,6 +233,8 @@ class LanguageModel:
         *,
         tools: Messages | None = None,
         continue_final_message: bool = False,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
     ) -> list[int]:
@@ -225,7 +242,13 @@ class LanguageModel:
 
         There may be more of them than the context holds.
         """
-        rendering = {"tools": tools, "kwargs": template_kwargs, "continue_final_message": continue_final_message}
+        rendering = {
+            "tools": tools,
+            "kwargs": template_kwargs,
+            "continue_final_message": continue_final_message,
+            "add_generation_prompt": add_generation_prompt,
+            "thinking": thinking,
+        }
         return self._rendered(self._chat_template(), messages, parse_special, rendering, may_be_long=True)[1]
 
     def _chat_template(self) -> ChatTemplate:

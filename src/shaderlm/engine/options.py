@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from types import NoneType
 from typing import Any, TypedDict
 
 import numpy as np
@@ -94,6 +95,12 @@ class ChatOptions(GenerationOptions, total=False):
     """Tell what a reasoning model thinks from its answer, in `Completion.message` (default: True)."""
     continue_final_message: bool
     """Go on with the last message instead of answering it (default: False)."""
+    add_generation_prompt: bool
+    """End the prompt with the beginning of an answer (default: True)."""
+    thinking: bool | None
+    """May the model think before it answers? (default: None, as its chat template has it)."""
+    thinking_budget: int | None
+    """Tokens to think at most: then the thought is ended for the model (default: None, no limit)."""
     template_kwargs: Mapping[str, Any] | None
     """Variables for the chat template, such as {"enable_thinking": False} (default: None)."""
 
@@ -145,12 +152,19 @@ class ChatParams:
     parallel_tool_calls: bool = True
     reasoning: bool = True
     continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    thinking: bool | None = None
+    thinking_budget: int | None = None
     template_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parallel_tool_calls", "reasoning", "continue_final_message"):
+        for name in ("parallel_tool_calls", "reasoning", "continue_final_message", "add_generation_prompt"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.thinking, (bool, NoneType)):
+            raise InputError(f"thinking must be None, True or False, got {self.thinking!r}")
+        if self.thinking_budget is not None:
+            object.__setattr__(self, "thinking_budget", _whole("thinking_budget", self.thinking_budget, 0))
         if self.template_kwargs is not None and not isinstance(self.template_kwargs, Mapping):
             raise InputError(f"template_kwargs must be a mapping, got {type(self.template_kwargs).__name__}")
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from ..errors import InputError
 from ..text import ChatFormat
+from ..text.stream import LineLimits
 from .completion import TokenLogprob
 from .histogram import Histogram
 from .sampling import SamplingParams
@@ -68,6 +69,7 @@ class Request:
     constraint: ConstraintFactory | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
+    lines: LineLimits = LineLimits()  # noqa: RUF009 (nothing changes it)
 
     @property
     def generates(self) -> bool:
@@ -131,6 +133,7 @@ class EngineStats:
     preemptions: int
     steps: int
     rows: int  # of all steps
+    sequences: int  # of all steps
     token_gaps: Histogram  # seconds from a token of a request to the next
     options: EngineOptions
 

@@ -65,7 +65,7 @@ class StepCore:
 
     def __init__(self, runner: Runner) -> None:
         self.in_flight: deque[InFlightStep] = deque()
-        self.steps = self.rows = 0  # submitted so far
+        self.steps = self.rows = self.sequences = 0  # submitted so far
         self.growth_error: Exception | None = None  # why the pool could not grow
         self._runner = runner
         self._decode: DecodeBatch | None = None
@@ -95,6 +95,7 @@ class StepCore:
             self.growth_error = problem
             return False
         self.steps += 1
+        self.sequences += len(batch.rows)
         self.rows += len(batch.rows) if batch.decode else sum(len(rows.ids or (0,)) for rows in batch.rows)
         return True
 

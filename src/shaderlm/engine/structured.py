@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..errors import InputError
 from ..text import ChatFormat, ToolChoice
-from ..text.chat_output import END_OF_THINK, THINK, CallFormat
+from ..text.chat_output import CallFormat
 from ..text.json_size import check_json_size
 
 OPTIONS = ("json_schema", "grammar", "regex", "choice", "response_format")
@@ -234,7 +234,7 @@ def chat_grammar(
     special: tags that are tokens without text. schemas: of the arguments of the functions that can be called.
     """
     rules = _Rules(special)
-    thought = rules.thought(output.thinking) if output.reasoning and may_think else ""
+    thought = rules.thought(output) if output.reasoning and may_think else ""
     answers, others = list[str](), list[Mapping[str, Any]]()
     if structure is not None and not (choice is not None and choice.required):
         answers.append(f"{rules.gap} @answer")
@@ -246,6 +246,11 @@ def chat_grammar(
         others += [{"name": f"arguments_{i}", "json_schema": schema} for i, schema in enumerate(schemas)]
     main = f"start: {thought} ({' | '.join(answers)})\n{rules}"
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *others]})
+
+
+def _escaped_regex(text: str) -> str:
+    """A text as a part of a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/")
 
 
 class _Rules:
@@ -270,15 +275,16 @@ class _Rules:
         self._lines.append(f"{name.lower()}[lazy]: {text} {_literal(tag)}")
         return name.lower()
 
-    def thought(self, begun: bool) -> str:
-        rest = self._until("THOUGHT", r"/(.|\n)*/", END_OF_THINK)
+    def thought(self, output: ChatFormat) -> str:
+        begin, end = output.tags
+        rest = self._until("THOUGHT", r"/(.|\n)*/", end)
         self.gap = "GAP?"
         self._lines.append(r"GAP: /[ \n]{1,4}/")
-        if begun:
+        if output.thinking:
             return rest
-        self._lines.append(f"thinking: GAP? {self._tag(THINK)} {rest}")
-        if THINK not in self._special:
-            self._not_first.append(rf"/\s*{THINK}(.|\n)*/")
+        self._lines.append(f"thinking: GAP? {self._tag(begin)} {rest}")
+        if begin not in self._special:
+            self._not_first.append(rf"/\s*{_escaped_regex(begin)}(.|\n)*/")
         return "thinking?"
 
     def calls(self, calls: CallFormat, choice: ToolChoice, parallel: bool, *, text: bool) -> list[str]:
@@ -307,7 +313,7 @@ class _Rules:
     def _tags(self, calls: CallFormat) -> list[str]:
         if calls.begin in self._special:
             return []
-        return [rf"/(.|\n)*{re.escape(calls.begin).replace('/', chr(92) + '/')}(.|\n)*/"]
+        return [rf"/(.|\n)*{_escaped_regex(calls.begin)}(.|\n)*/"]
 
     def _without(self, patterns: Sequence[str]) -> str:
         return "(" + " & ".join([r"/(.|\n)*/", *(f"~{pattern}" for pattern in patterns)]) + ")"

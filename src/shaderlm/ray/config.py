@@ -41,7 +41,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     n_predict: int | None = None
     seed: int | None = None
     chat_template: str | None = None
-    reasoning_format: Literal["auto", "none"] = "auto"
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+    thinking: bool = True
+    thinking_budget: int | None = None
+    tags: tuple[str, ...] = ()
+    strict_model: bool = False
     embedding: bool = False
     warmup: bool = True
     # Replicas, and what each has of its machine.
@@ -93,7 +97,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"  # where Ray's proxy listens: pages of other hosts are refused without a key
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
-    cors_origins: tuple[str, ...] = ("localhost",)
+    cors_origins: tuple[str, ...] = ()
     metrics: bool = True
     slots: bool = True
     limits: tuple[str, ...] = ()  # NAME=VALUE, as --limit
@@ -143,7 +147,7 @@ def deployment_name(model: str) -> str:
 
 def _split_lists(values: dict[str, Any]) -> dict[str, Any]:
     """On a command line a list is one text, with commas."""
-    lists = ("api_keys", "cors_origins", "limits", "aliases", "ignore_keys")
+    lists = ("api_keys", "cors_origins", "limits", "aliases", "tags", "ignore_keys")
 
     def split(key: str, value: Any) -> Any:
         return [each for each in value.split(",") if each] if key in lists and isinstance(value, str) else value

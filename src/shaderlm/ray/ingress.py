@@ -67,7 +67,9 @@ class Ingress:
         """Ray Serve calls this once: the application that its proxy talks to."""
         config = self._config
         self._front = Front(config, self._handles, limits_of(config.limits))
-        guarded = Access(self._front, config.keys, Origins(config.cors_origins), config.host)
+        guarded = Access(
+            self._front, config.keys, Origins(config.cors_origins, has_keys=bool(config.keys)), config.host
+        )
         return RequestIds(Logged(guarded, self._log))
 
 
@@ -128,7 +130,7 @@ class Front:
         """A response, or None where it is sent already."""
         if self._ending:
             raise unavailable(ENDING)
-        path = scope["path"]
+        path = scope[ROUTE]
         if scope["method"] == "GET":
             if path == "/health":
                 return await self._health()
@@ -161,8 +163,8 @@ class Front:
         return name, Keys(session_hash(session, client, name) if session else None, tuple(pages))
 
     def _model(self, model: object, path: str) -> str:
-        if model is None and path.startswith("/v1/models/"):
-            model = path.removeprefix("/v1/models/")
+        if model is None and path.removeprefix("/v1").startswith("/models/"):
+            model = path.removeprefix("/v1").removeprefix("/models/")
         if model is None or len(self._config.models) == 1:  # the only model knows all of its names
             return self._default
         if not isinstance(model, str) or model not in self._names:
@@ -307,6 +309,6 @@ def _event(error: ApiError, path: str) -> bytes:
         return encode(error.ollama_body()) + b"\n"
     if path.startswith("/v1/messages"):
         return sse(error.anthropic_body(), "error")
-    if path.startswith("/v1/responses"):
+    if path.removeprefix("/v1").startswith("/responses"):
         return sse(ErrorEvent(code=error.type, message=str(error), param=error.param), "error")
     return sse(error.body(), "error")

@@ -17,7 +17,7 @@ from .errors import ApiError
 
 # Answered without a key: whether the server is there; the page, which asks its user for one; and an export, whose page
 # asks the server for nothing else.
-PUBLIC = ("/health", "/", "/web")
+PUBLIC = ("/health", "/v1/health", "/", "/web")
 PUBLIC_FOLDERS = ("/assets/", "/web/")
 CLIENT = "shaderlm.client"  # in the scope of a request: who asks, by the number of the key
 
@@ -48,9 +48,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Origins:
-    """Origins of pages that may use the server: `*` (all), `localhost` (this machine, any port), or URLs."""
+    """Origins of pages that may use the server: `*` (all), `localhost` (this machine, any port), or URLs.
 
-    def __init__(self, allowed: Collection[str]) -> None:
+    None are named: a server with keys lets all pages ask, for they need a key; one without, those of this machine.
+    """
+
+    def __init__(self, allowed: Collection[str], *, has_keys: bool = False) -> None:
+        allowed = allowed or (("*",) if has_keys else ("localhost",))
         self.all = "*" in allowed
         self._local = "localhost" in allowed
         self._exact = set()
@@ -90,17 +94,18 @@ class Access:
         public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDERS)
         host, origin = headers.get("host", ""), headers.get("origin")
         app = self._app
+        preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
         try:
             if not public and not self._keys and not self._is_own(host):
                 allowed = f"use its address, or start it with --api-key or --cors-origins http://{host}"
                 raise ApiError(403, f"this server is not known as {host}; {allowed}")
-            if origin is not None:
-                if not self._admits(origin, host):
-                    message = f"pages of {origin} may not use this server; --cors-origins {origin} allows it"
-                    raise ApiError(403, message)
+            admitted = origin is not None and self._admits(origin, host)
+            if origin is not None and admitted:
                 send = _with_cors(send, origin)
-            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                app = _preflight(headers)
+            if preflight:  # what it does not allow, the browser does not send
+                app = _preflight(headers) if admitted else Response()
+            elif origin is not None and not admitted:
+                raise ApiError(403, f"pages of {origin} may not use this server; --cors-origins {origin} allows it")
             else:
                 scope[CLIENT] = self._client(headers, public)
         except ApiError as problem:
@@ -156,6 +161,7 @@ def error_response(problem: ApiError, path: str) -> Response:
 
 
 def _preflight(headers: Headers) -> Response:
+    """The headers are named: `*` is not Authorization."""
     allowed = {
         "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
         "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
@@ -163,7 +169,7 @@ def _preflight(headers: Headers) -> Response:
     }
     if headers.get("access-control-request-private-network") == "true":
         allowed["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=allowed)
+    return Response(headers=allowed)
 
 
 def _with_cors(send: Send, origin: str) -> Send:
@@ -171,6 +177,7 @@ def _with_cors(send: Send, origin: str) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Allow-Credentials"] = "true"  # certificates of clients, and proxies that log in
             headers["Access-Control-Expose-Headers"] = "Retry-After"
             headers.add_vary_header("Origin")
         await send(message)

@@ -9,7 +9,7 @@ from typing import Any
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
 from .conversation import Conversation, function_tool, join_text, named_tool
-from .errors import ApiError, unsupported
+from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, options_of
 from .output import OutputParser, finish_of, new_id, output_of
 from .routes import Endpoint, Prepared, Writer, sse
@@ -165,7 +165,7 @@ def _object(arguments: str) -> dict[str, Any]:
 def count_tokens(served: ServedModel, body: types.CountTokensRequest) -> types.CountTokensResponse:
     """Tokens of the prompt that a message would have."""
     served.check_name(body.model)
-    return types.CountTokensResponse(len(conversation_of(body).ids(served.model)))
+    return types.CountTokensResponse(len(conversation_of(body).ids(served)))
 
 
 def conversation_of(body: types.CountTokensRequest) -> Conversation:
@@ -176,10 +176,7 @@ def conversation_of(body: types.CountTokensRequest) -> Conversation:
     for i, message in enumerate(body.messages):
         messages += _messages(i, message)
     kwargs = dict(body.chat_template_kwargs or {})
-    if body.thinking is not None:
-        if body.thinking.budget_tokens is not None:
-            raise unsupported("thinking.budget_tokens", 'leave it out, and give the type "adaptive"')
-        kwargs["enable_thinking"] = body.thinking.type != "disabled"
+    thinking = body.thinking
     if body.output_config is not None and body.output_config.effort is not None:
         kwargs["reasoning_effort"] = body.output_config.effort
     choice = body.tool_choice
@@ -193,6 +190,8 @@ def conversation_of(body: types.CountTokensRequest) -> Conversation:
         ],
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        thinking=None if thinking is None else thinking.type != "disabled",
+        thinking_budget=None if thinking is None else thinking.budget_tokens,
         template_kwargs=kwargs,
         continue_final_message=body.messages[-1].role == "assistant",
     )

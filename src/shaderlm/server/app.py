@@ -23,15 +23,17 @@ from . import anthropic, llama_server, ollama, ollama_models
 from .access import CLIENT, Access, Origins, error_response
 from .chat import Chat, conversation_of
 from .completions import Completions
-from .embeddings import Embeddings
+from .embeddings import Embeddings, LlamaEmbeddings
 from .errors import ApiError, api_error
+from .header_case import HeaderCase
+from .infill import Infill
 from .limits import Limits
 from .metrics import CONTENT_TYPE
 from .openapi import document
 from .page import asset
 from .prepare import decode, read
 from .request_log import ROUTE, Logged, RequestLog
-from .responses import Responses
+from .responses import Responses, count_tokens
 from .routes import Endpoint, Prepared
 from .served import ServedModel
 from .service import Service
@@ -60,6 +62,7 @@ from .types.ollama import (
     OllamaVersion,
 )
 from .types.openai import ChatRequest, Model, ModelList, ModelMeta
+from .types.responses import ResponsesRequest
 from .web import Export
 
 LARGE_BODY_BYTES = 1 << 20
@@ -151,7 +154,8 @@ def _model(served: ServedModel) -> Model:
     sizes = ModelMeta(
         served.context, report.max_context, config.hidden, report.parameters, config.vocabulary, report.tensor_bytes
     )
-    return Model(served.name, "model", served.created, "shaderlm", sizes)
+    names = [*(served.names or (served.name,))]
+    return Model(served.name, "model", served.created, "shaderlm", sizes, names, [*served.tags])
 
 
 async def _models(service: Service, request: Request) -> Response:
@@ -159,12 +163,12 @@ async def _models(service: Service, request: Request) -> Response:
 
 
 async def _one_model(service: Service, request: Request) -> Response:
-    service.served.check_name(request.path_params["model"])
+    service.served.require_name(request.path_params["model"])
     return _json(_model(service.served))
 
 
 async def _props(service: Service, request: Request) -> Response:
-    return _json(llama_server.props(service.served))
+    return _json(llama_server.props(service.served, slots=service.has_slots, metrics=service.has_metrics))
 
 
 async def _slots(service: Service, request: Request) -> Response:
@@ -179,7 +183,26 @@ async def _slots(service: Service, request: Request) -> Response:
 async def _metrics(service: Service, request: Request) -> Response:
     if not service.has_metrics:
         raise ApiError(501, "/metrics is off; start the server with --metrics")
-    return Response(service.metrics.text(service.served), media_type=CONTENT_TYPE)
+    headers = {"Process-Start-Time-Unix": str(int(service.metrics.started))}
+    return Response(service.metrics.text(service.served), headers=headers, media_type=CONTENT_TYPE)
+
+
+def _input_tokens(served: ServedModel, body: ChatRequest) -> CountTokensResponse:
+    served.check_name(body.model)
+    return CountTokensResponse(len(conversation_of(body).ids(served)))
+
+
+async def _slot(service: Service, request: Request) -> Response:
+    raise ApiError(501, "slots are not saved or restored here: prompts that begin alike are found in the cache")
+
+
+async def _rerank(service: Service, request: Request) -> Response:
+    raise ApiError(501, "this server has no model that ranks documents")
+
+
+async def _lora_adapters(service: Service, request: Request) -> Response:
+    service.served  # noqa: B018 (a 503 while it is being loaded)
+    return _json([])
 
 
 def _of_models(compute: Callable[[Service], Any]) -> Handler:
@@ -208,7 +231,7 @@ async def _delete(service: Service, request: Request) -> Response:
 
 
 def _apply_template(served: ServedModel, body: ChatRequest) -> ApplyTemplateResponse:
-    return ApplyTemplateResponse(conversation_of(body).text(served.model))
+    return ApplyTemplateResponse(conversation_of(body).text(served))
 
 
 @cache
@@ -246,7 +269,8 @@ def _static_routes(service: Service, web: Export | None) -> list[Route]:
 
 
 _GENERATING: tuple[type[Prepared], ...] = (
-    *(Chat, Completions, Embeddings, Responses, anthropic.Messages, llama_server.LlamaCompletions),
+    *(Chat, Completions, Embeddings, Responses, anthropic.Messages),
+    *(llama_server.LlamaCompletions, Infill, LlamaEmbeddings),
     *(ollama.Chat, ollama.Generate, ollama.Embed, ollama.Embeddings),
 )
 
@@ -266,20 +290,43 @@ def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **opt
 
 ENDPOINTS: list[Endpoint] = [
     *(replace(kind.route, handler=_generating(kind), errors=(404, 429, *kind.route.errors)) for kind in _GENERATING),
-    _get("/v1/models", "The models that are served", _models, ModelList, api="OpenAI"),
-    _get("/v1/models/{model}", "One model", _one_model, Model, api="OpenAI", errors=(404,), parameters=("model",)),
+    _get("/v1/models", "The models that are served", _models, ModelList, api="OpenAI", aliases=("/models",)),
+    _get(
+        *("/v1/models/{model}", "One model", _one_model, Model),
+        api="OpenAI",
+        errors=(404,),
+        parameters=("model",),
+        aliases=("/models/{model}",),
+    ),
     _post(
         *("/v1/messages/count_tokens", "Count the tokens of a prompt", CountTokensRequest, CountTokensResponse),
         compute=anthropic.count_tokens,
         api="Anthropic",
         errors=(404,),
     ),
+    _post(
+        *("/v1/chat/completions/input_tokens", "Count the tokens of a prompt", ChatRequest, CountTokensResponse),
+        compute=_input_tokens,
+        api="OpenAI",
+        errors=(404,),
+        aliases=("/chat/completions/input_tokens",),
+    ),
+    _post(
+        *("/v1/responses/input_tokens", "Count the tokens of a prompt", ResponsesRequest, CountTokensResponse),
+        compute=count_tokens,
+        api="OpenAI",
+        errors=(404,),
+        aliases=("/responses/input_tokens",),
+    ),
     _post("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse, llama_server.tokenize),
     _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),
     _post("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
     _get("/props", "What is served, and how", _props, Props),
     _get("/slots", "What runs and waits", _slots, list[Slot], errors=(501,), parameters=("fail_on_no_slot",)),
-    _get("/health", "Is the model loaded?", _health, Health),
+    Endpoint("/slots/{id}", "Save or restore a slot", handler=_slot, errors=(501,), parameters=("id",)),
+    Endpoint("/rerank", "Rank documents", handler=_rerank, errors=(501,), aliases=("/v1/rerank",)),
+    _get("/lora-adapters", "Adapters: none", _lora_adapters, list[Any]),
+    _get("/health", "Is the model loaded?", _health, Health, aliases=("/v1/health",)),
     _get("/metrics", "Numbers for Prometheus", _metrics, errors=(501,), media_type=CONTENT_TYPE.partition(";")[0]),
     _get("/api/tags", "The models that are served", _of_models(ollama_models.tags), OllamaTags, api="Ollama"),
     _get("/api/ps", "The models that are loaded", _of_models(ollama_models.running), OllamaRunningModels, api="Ollama"),
@@ -312,14 +359,16 @@ ENDPOINTS: list[Endpoint] = [
 # The application -----------------------------------------------------------------------------------------
 
 
-def _route(service: Service, endpoint: Endpoint) -> Route:
+def _routes(service: Service, endpoint: Endpoint) -> list[Route]:
     async def answer(request: Request) -> Response:
         request.scope[ROUTE] = endpoint.path
         response: Response = await endpoint.handler(service, request)
         return response
 
-    path = endpoint.path.replace("{model}", "{model:path}")  # names may have slashes
-    return Route(path, answer, methods=[endpoint.method])
+    return [
+        Route(path.replace("{model}", "{model:path}"), answer, methods=[endpoint.method])  # names may have slashes
+        for path in endpoint.paths
+    ]
 
 
 def _on_error(request: Request, problem: Exception) -> Response:
@@ -344,9 +393,10 @@ def _routing_error(request: Request, problem: HTTPException) -> ApiError:
 def route_of(path: str) -> str:
     """The route that a path belongs to, as the log names it; "-" if there is none."""
     for endpoint in ENDPOINTS:
-        name, _, parameter = endpoint.path.partition("{")
-        if path == name or (parameter and path.startswith(name) and len(path) > len(name)):
-            return endpoint.path
+        for each in endpoint.paths:
+            name, _, parameter = each.partition("{")
+            if path == name or (parameter and path.startswith(name) and len(path) > len(name)):
+                return endpoint.path
     return "-"
 
 
@@ -361,7 +411,10 @@ def make_routes(service: Service, *, web: Export | None = None) -> ASGIApp:
 
     expected = (ApiError, ShaderlmError, RecursionError, HTTPException, ClientDisconnect)
     return Starlette(
-        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *_static_routes(service, web)],
+        routes=[
+            *(route for endpoint in ENDPOINTS for route in _routes(service, endpoint)),
+            *_static_routes(service, web),
+        ],
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
     )
@@ -378,4 +431,4 @@ def make_app(
 ) -> ASGIApp:
     """The application over a service that may still load its model. `web`: what `/web/` has."""
     guarded = Access(make_routes(service, web=web), keys, origins, host)
-    return guarded if log is None else Logged(guarded, log)
+    return HeaderCase(guarded if log is None else Logged(guarded, log))

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..engine import Delta, Handle
 from ..text.chat_output import ChatDelta as Part
 from ..text.chat_output import ContentDelta, ReasoningDelta
-from .conversation import Conversation, function_tool, join_text, named_tool, template_kwargs
-from .errors import ApiError, unsupported
+from .conversation import Conversation, function_tool, join_text, named_tool, thinking_of
+from .errors import ApiError
 from .generation import openai_options, repeated, timings_of, usage_of
+from .llama_server import completion_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
 from .routes import ChunkWriter, Endpoint, Prepared, encode
 from .served import ServedModel
 from .types import openai as types
 from .types.common import Usage
+from .types.llama_server import LlamaCompletion
 
 
 class Chat(Prepared):
@@ -29,6 +31,7 @@ class Chat(Prepared):
         *("/v1/chat/completions", "Answer a conversation", types.ChatRequest, types.ChatResponse, (types.ChatChunk,)),
         api="OpenAI",
         done=True,
+        aliases=("/chat/completions",),
     )
     body: types.ChatRequest
 
@@ -38,15 +41,25 @@ class Chat(Prepared):
         options["logprobs"] = _alternatives(body)
         if self.return_progress and (body.n or 1) > 1:
             raise ApiError(400, "return_progress is for one answer; leave out n", param="return_progress")
-        request = conversation_of(body).request(served, options, reasoning=body.reasoning_format != "none")
+        reasoning = None if body.reasoning_format is None else body.reasoning_format != "none"
+        request = conversation_of(body).request(served, options, reasoning=reasoning)
         self.requests = repeated(request, body.n or 1)
+        self.verbose = served.verbose if body.verbose is None else body.verbose
+
+    def details(self, handle: Handle) -> LlamaCompletion | UnsetType:
+        """The same answer as `/completion` gives it, with its prompt and settings, if it is asked for."""
+        if not self.verbose:
+            return UNSET
+        prompt = self.served.model.detokenize(handle.request.prompt_ids)
+        return completion_of(self.served, handle, prompt, content=str(handle.completion or ""))
 
     def response(self, handles: Sequence[Handle]) -> types.ChatResponse:
         """The whole answer."""
         parsers = [OutputParser(handle.request) for handle in handles]
         choices = [self._choice(i, *each) for i, each in enumerate(zip(handles, parsers, strict=True))]
         usage = self.usage(handles, parsers)
-        return types.ChatResponse(**self.identity(), choices=choices, usage=usage, timings=timings_of(handles[0]))
+        timings, details = timings_of(handles[0]), self.details(handles[0])
+        return types.ChatResponse(**self.identity(), choices=choices, usage=usage, timings=timings, verbose=details)
 
     def usage(self, handles: Sequence[Handle], parsers: Sequence[OutputParser]) -> Usage:
         """Tokens of all choices."""
@@ -121,7 +134,7 @@ class ChatWriter(ChunkWriter):
         rest = self._begin(index) + self._chunks(index, parser.finish(handle))
         reason = finish_of(handle, parser.called).openai
         choice = types.ChunkChoice(index=index, delta=types.ChatDelta(), finish_reason=reason)
-        return rest + self._chunk([choice], timings=timings_of(handle))
+        return rest + self._chunk([choice], timings=timings_of(handle), verbose=self._chat.details(handle))
 
     def usage(self) -> Usage:
         """Tokens of all choices."""
@@ -157,8 +170,13 @@ def conversation_of(body: types.ChatRequest) -> Conversation:
             "continue_final_message and add_generation_prompt exclude each other; give one of them",
             param="continue_final_message",
         )
-    if body.add_generation_prompt is False and not body.continue_final_message:
-        raise unsupported("add_generation_prompt", "leave it out, or give continue_final_message: true")
+    last = [message.role for message in body.messages[-2:]]
+    if last == ["assistant", "assistant"]:
+        message = "the last two messages are of the assistant, and one can be continued; put them together"
+        raise ApiError(400, message, param="messages")
+    continues = body.continue_final_message
+    if continues is None:  # the client has written the beginning of the answer
+        continues = last[-1] == "assistant" and not body.add_generation_prompt and not body.messages[-1].tool_calls
     choice = body.tool_choice
     if choice not in (None, "none", "auto") and not body.tools:
         raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
@@ -167,8 +185,9 @@ def conversation_of(body: types.ChatRequest) -> Conversation:
         tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
         tool_choice=named_tool(choice.function.name) if isinstance(choice, types.NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_kwargs=template_kwargs(body, body.reasoning_effort),
-        continue_final_message=bool(body.continue_final_message),
+        continue_final_message=continues,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        **thinking_of(body, body.reasoning_effort),
     )
 
 

@@ -27,33 +27,52 @@ class Conversation:
     parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    thinking: bool | None = None  # None: as the server has it
+    thinking_budget: int | None = None
 
-    def request(self, served: ServedModel, options: Mapping[str, Any], *, reasoning: bool = True) -> Request:
-        """What the engine runs. It says how its answer is told apart, too."""
+    def request(self, served: ServedModel, options: Mapping[str, Any], *, reasoning: bool | None = None) -> Request:
+        """What the engine runs. It says how its answer is told apart, too. `reasoning`: are thoughts?"""
         _template_of(served.model)
         return served.model.chat_request(
             self.messages,
             tools=self.tools or None,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            reasoning=reasoning and served.reasoning == "auto",
-            continue_final_message=self.continue_final_message,
+            reasoning=served.reasoning == "auto" if reasoning is None else reasoning,
+            thinking_budget=self._budget(served),
             template_kwargs=self.template_kwargs,
+            **self._ending(served),
             **options,
         )
 
-    def _rendering(self) -> dict[str, Any]:
-        tools = None if self.tool_choice == "none" else self.tools or None
-        return {"tools": tools, "continue_final_message": self.continue_final_message}
+    def _budget(self, served: ServedModel) -> int | None:
+        budget = served.thinking_budget if self.thinking_budget in (None, -1) else self.thinking_budget
+        return None if budget is None or budget < 0 else budget
 
-    def ids(self, model: LanguageModel) -> list[int]:
+    def _ending(self, served: ServedModel) -> dict[str, Any]:
+        """What the prompt ends with."""
+        return {
+            "continue_final_message": self.continue_final_message,
+            "add_generation_prompt": self.add_generation_prompt,
+            "thinking": served.thinking if self.thinking is None else self.thinking,
+        }
+
+    def _shown_tools(self) -> list[dict[str, Any]] | None:
+        return None if self.tool_choice == "none" else self.tools or None
+
+    def ids(self, served: ServedModel) -> list[int]:
         """Its tokens."""
-        _template_of(model)
-        return model.chat_ids(self.messages, template_kwargs=self.template_kwargs, **self._rendering())
+        _template_of(served.model)
+        return served.model.chat_ids(
+            self.messages, tools=self._shown_tools(), template_kwargs=self.template_kwargs, **self._ending(served)
+        )
 
-    def text(self, model: LanguageModel) -> str:
+    def text(self, served: ServedModel) -> str:
         """Its text, for whoever wants to see it."""
-        return _template_of(model).render(self.messages, kwargs=self.template_kwargs, **self._rendering())
+        return _template_of(served.model).render(
+            self.messages, tools=self._shown_tools(), kwargs=self.template_kwargs, **self._ending(served)
+        )
 
 
 def _template_of(model: LanguageModel) -> ChatTemplate:
@@ -78,6 +97,13 @@ def join_text(content: str | Sequence[TextPart | InputPart | TextBlock]) -> str:
     return content if isinstance(content, str) else join_parts(part.text for part in content)
 
 
-def template_kwargs(body: ConversationFields, effort: str | None) -> dict[str, Any]:
-    """Variables for the template. `effort`: how much the model thinks, unless they say it, too."""
-    return ({} if effort is None else {"reasoning_effort": effort}) | (body.chat_template_kwargs or {})
+def thinking_of(body: ConversationFields, effort: str | None) -> dict[str, Any]:
+    """Whether the model thinks and how long, and variables for the template. `effort`: how much, unless they say it."""
+    none = effort == "none"
+    kwargs = {} if effort is None or none else {"reasoning_effort": effort}
+    budget = body.thinking_budget_tokens if body.reasoning_budget_tokens is None else body.reasoning_budget_tokens
+    return {
+        "thinking": False if none and body.enable_thinking is None else body.enable_thinking,
+        "thinking_budget": budget,
+        "template_kwargs": kwargs | (body.chat_template_kwargs or {}),
+    }

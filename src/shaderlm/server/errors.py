@@ -82,6 +82,10 @@ _PROMPT_FIELDS = {
     "/v1/messages": "messages",
     "/v1/responses": "input",
     "/v1/embeddings": "input",
+    "/chat/completions": "messages",
+    "/responses": "input",
+    "/embedding": "content",
+    "/embeddings": "content",
 }
 
 

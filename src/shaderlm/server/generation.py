@@ -6,15 +6,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 from msgspec import Struct
 
 from ..engine import Handle, Request
+from ..engine.sampling import MAX_U32
 from .errors import ApiError, unsupported
 from .served import ServedModel
-from .types.common import CompletionTokensDetails, PromptProgress, PromptTokensDetails, SamplingFields, Timings, Usage
+from .types.common import (
+    CompletionTokensDetails,
+    PromptProgress,
+    PromptTokensDetails,
+    SamplingFields,
+    Timings,
+    Usage,
+)
 from .types.openai import ChatRequest, CompletionRequest
 
 
@@ -66,7 +74,7 @@ def options_of(body: SamplingFields, served: ServedModel, defaults: Mapping[str,
     if options.get("top_k", 0) < 0:
         options["top_k"] = 0
     if body.logit_bias is not None:
-        options["logit_bias"] = dict(_biases(body.logit_bias))
+        options["logit_bias"] = dict(_biases(served, body.logit_bias))
     if served.seed is not None:
         options.setdefault("seed", served.seed)
     return options
@@ -88,11 +96,17 @@ def openai_options(
     return options
 
 
-def _biases(logit_bias: Any) -> Iterable[tuple[int, float]]:
-    for token, bias in logit_bias.items() if isinstance(logit_bias, dict) else logit_bias:
+def _biases(served: ServedModel, logit_bias: Any) -> Iterable[tuple[int, float]]:
+    """Of tokens, by their ids or by a text, all tokens of which get the same."""
+    is_object = isinstance(logit_bias, dict)
+    for token, bias in logit_bias.items() if is_object else logit_bias:
         if bias is True:
             raise ApiError(400, "logit_bias takes a number, or false to exclude a token; got true", param="logit_bias")
-        yield token, -math.inf if bias is False else bias
+        value = -math.inf if bias is False else bias
+        if is_object and token.isascii() and token.isdigit():
+            token = int(token) if len(token) < 20 else MAX_U32
+        ids = [token] if isinstance(token, int) else served.model.tokenize(token, add_special=False)
+        yield from ((each, value) for each in ids)
 
 
 def max_tokens(served: ServedModel, *limits: int | None, default: int | None = None) -> int:
@@ -137,11 +151,31 @@ def timings_of(handle: Handle) -> Timings:
     )
 
 
-def progress_of(handle: Handle) -> PromptProgress:
-    """How much of a prompt is read."""
+class Progress(NamedTuple):
+    """How much of a prompt is read, and in what time."""
+
+    prompt: PromptProgress
+    timings: Timings
+
+
+def progress_of(handle: Handle, *, begin: bool = False) -> Progress:
+    """The progress now; at its begin, what was in the cache is all there is."""
     done, total = handle.prompt_progress
     cached = handle.usage.cached_tokens
-    return PromptProgress(total, cached, done, int(handle.timing.prompt_seconds * 1e3))
+    read = 0 if begin else max(0, done - cached)
+    seconds = 0.0 if begin else handle.prompt_seconds
+    timings = Timings(
+        cache_n=cached,
+        prompt_n=read,
+        prompt_ms=seconds * 1e3,
+        prompt_per_token_ms=ratio(seconds * 1e3, read),
+        prompt_per_second=ratio(read, seconds),
+        predicted_n=0,
+        predicted_ms=0.0,
+        predicted_per_token_ms=0.0,
+        predicted_per_second=0.0,
+    )
+    return Progress(PromptProgress(total, cached, cached + read, int(seconds * 1e3)), timings)
 
 
 def ratio(a: float, b: float) -> float:

@@ -24,6 +24,11 @@ class ServeOptions:
     n_predict: int | None = None
     seed: int | None = None
     reasoning: Literal["auto", "none"] = "auto"
+    thinking: bool = True
+    thinking_budget: int | None = None
+    tags: tuple[str, ...] = ()
+    strict_model: bool = False
+    verbose: bool = False
     embedding: bool = False
     limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
     chat_template: str | None = None
@@ -67,6 +72,11 @@ def serve_model(
         n_predict=None if predict is None or predict < 0 else predict,
         seed=options.seed,
         reasoning=options.reasoning,
+        thinking=options.thinking,
+        thinking_budget=options.thinking_budget,
+        tags=options.tags,
+        strict=options.strict_model,
+        verbose=options.verbose,
         embedding=options.embedding,
         limits=limits,
         source=source,

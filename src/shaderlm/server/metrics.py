@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
@@ -22,16 +23,31 @@ class Metrics:
 
     def __init__(self) -> None:
         self.first_token, self.whole, self.queued = (Histogram(_SECONDS) for _ in range(3))
-        # Of requests that are over: tokens of prompts that were computed, tokens after the first, and their seconds.
-        self.prompt_tokens = self.decoded_tokens = 0
+        # Of requests that are over: tokens of prompts that were computed, tokens after the first, and their seconds;
+        # tokens of prompts that were cached; the most tokens of one.
+        self.prompt_tokens = self.decoded_tokens = self.cached_tokens = self.most_tokens = 0
         self.prompt_seconds = self.decode_seconds = 0.0
+        self.started = time.time()
+
+    @property
+    def prompt_speed(self) -> float:
+        """Tokens per second."""
+        return ratio(self.prompt_tokens, self.prompt_seconds)
+
+    @property
+    def decode_speed(self) -> float:
+        """Tokens per second."""
+        return ratio(self.decoded_tokens, self.decode_seconds)
 
     def finished(self, handle: Handle) -> None:
         """A request is over."""
         timing = handle.timing
         self.queued.observe(timing.queue_seconds)
         if handle.started:
-            self.prompt_tokens += handle.usage.prompt_tokens - handle.usage.cached_tokens
+            usage = handle.usage
+            self.prompt_tokens += usage.prompt_tokens - usage.cached_tokens
+            self.cached_tokens += usage.cached_tokens
+            self.most_tokens = max(self.most_tokens, usage.prompt_tokens + usage.completion_tokens)
             self.prompt_seconds += timing.prompt_seconds
             self.decoded_tokens += timing.decoded
             self.decode_seconds += timing.decode_seconds
@@ -45,7 +61,7 @@ class Metrics:
         """What `/metrics` answers."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self, served))
-        return generate_latest(registry)
+        return generate_latest(registry) + _llama_text(served.model.engine.stats(), self).encode()
 
 
 class _Collector:
@@ -57,7 +73,6 @@ class _Collector:
         stats = self._served.model.engine.stats()
         yield from self._engine(stats)
         yield from self._histograms(stats)
-        yield from _llama(stats, self._metrics)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
         name = self._served.name
@@ -99,12 +114,28 @@ class _Collector:
             yield family
 
 
-def _llama(stats: EngineStats, metrics: Metrics) -> Iterator[Metric]:
-    yield CounterMetricFamily("llamacpp:prompt_tokens", "Tokens of prompts", stats.prompt_tokens)
-    yield CounterMetricFamily("llamacpp:tokens_predicted", "Tokens that were generated", stats.generation_tokens)
-    prefill = ratio(metrics.prompt_tokens, metrics.prompt_seconds)
-    decode = ratio(metrics.decoded_tokens, metrics.decode_seconds)
-    yield GaugeMetricFamily("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of a request", prefill)
-    yield GaugeMetricFamily("llamacpp:predicted_tokens_seconds", "Generated tokens per second of a request", decode)
-    yield GaugeMetricFamily("llamacpp:requests_processing", "Requests that run", stats.running)
-    yield GaugeMetricFamily("llamacpp:requests_deferred", "Requests that wait", stats.waiting)
+def _llama_text(stats: EngineStats, metrics: Metrics) -> str:
+    """llama-server's own numbers, by its own names: not all of its counters end with _total."""
+    steps = stats.steps
+    numbers: list[tuple[str, str, str, float]] = [
+        ("counter", "prompt_tokens_total", "Tokens of prompts that were computed", metrics.prompt_tokens),
+        ("counter", "prompt_tokens_cached_total", "Tokens of prompts that were in the cache", metrics.cached_tokens),
+        ("counter", "prompt_seconds_total", "Seconds in which prompts were read", metrics.prompt_seconds),
+        ("counter", "tokens_predicted_total", "Tokens that were generated", stats.generation_tokens),
+        ("counter", "tokens_predicted_seconds_total", "Seconds in which they were", metrics.decode_seconds),
+        ("counter", "n_decode_total", "Steps of the model", steps),
+        ("counter", "n_tokens_max", "The most tokens that a sequence had", metrics.most_tokens),
+        ("gauge", "prompt_tokens_seconds", "Prompt tokens per second of a request", metrics.prompt_speed),
+        ("gauge", "predicted_tokens_seconds", "Generated tokens per second of a request", metrics.decode_speed),
+        ("gauge", "requests_processing", "Requests that run", stats.running),
+        ("gauge", "requests_deferred", "Requests that wait", stats.waiting),
+        ("gauge", "n_busy_slots_per_decode", "Sequences of a step, on average", ratio(stats.sequences, steps)),
+        # Nothing is drafted.
+        ("counter", "spec_decode_num_draft_tokens_total", "Tokens that were drafted", 0),
+        ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens that were accepted", 0),
+        ("counter", "spec_decode_num_drafts_total", "Drafts", 0),
+    ]
+    return "".join(
+        f"# HELP llamacpp:{name} {words}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(value)}\n"
+        for kind, name, words, value in numbers
+    )

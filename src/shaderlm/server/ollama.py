@@ -15,10 +15,11 @@ from msgspec import UNSET
 
 from ..engine import Delta, Handle, Request, TokenLogprob
 from ..errors import InputError
-from ..text.chat_output import END_OF_THINK, Call, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta
+from ..text.chat_output import Call, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta, thinking_tags
 from .conversation import Conversation, function_tool
 from .errors import ApiError, undecodable, unsupported
 from .generation import check_supported, max_tokens, options_of
+from .infill import infill_ids
 from .limits import check_limits
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of
@@ -26,6 +27,7 @@ from .routes import Endpoint, Prepared, Writer, encode
 from .served import ServedModel
 from .types import ollama as types
 from .types.common import SamplingFields
+from .types.llama_server import InfillRequest
 
 LINES = "application/x-ndjson"
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
@@ -41,14 +43,14 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
+def plain_name(served: ServedModel, name: str) -> str:
+    """Without the tag that stands for none, which Ollama's clients may add."""
+    return name if served.knows(name) else name.removesuffix(":latest")
+
+
 def check_model(served: ServedModel, name: str | None) -> None:
-    """A request for another model is a 404. Ollama's clients may add the tag that stands for none."""
-    try:
-        served.check_name(name)
-    except ApiError:
-        if name is None or not name.endswith(":latest"):
-            raise
-        served.check_name(name.removesuffix(":latest"))
+    """May this model answer a request for this one?"""
+    served.check_name(None if name is None else plain_name(served, name))
 
 
 class _Answer(Prepared):
@@ -140,7 +142,7 @@ class Chat(_Answer):
         conversation = Conversation(
             [_message(i, message) for i, message in enumerate(messages)],
             tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
-            template_kwargs=_template_kwargs(self.served, body.think),
+            **_thinking(self.served, body.think),
             continue_final_message=last.role.lower() == "assistant" and not last.tool_calls,
         )
         return conversation.request(self.served, options)
@@ -160,6 +162,7 @@ class Generate(_Answer):
         *("/api/generate", "Answer a prompt, or continue a text", types.OllamaGenerateRequest),
         *(types.OllamaGenerateResponse, (types.OllamaGenerateResponse,)),
         api="Ollama",
+        errors=(501,),
     )
     body: types.OllamaGenerateRequest
 
@@ -169,12 +172,13 @@ class Generate(_Answer):
     def _request(self, options: dict[str, Any]) -> Request:
         body, model, before = self.body, self.served.model, self.body.context or []
         _check_images(body.images)
+        if body.suffix:
+            return self._infill(body.prompt or "", body.suffix, options)
         messages = [{"role": "user", "content": body.prompt or ""}]
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
         if model.has_chat_template and not body.raw:
-            kwargs = _template_kwargs(self.served, body.think)
-            request = Conversation(messages, template_kwargs=kwargs).request(self.served, options)
+            request = Conversation(messages, **_thinking(self.served, body.think)).request(self.served, options)
             ids = request.prompt_ids
         else:  # a base model continues the prompt, as with `raw`
             if body.raw and before:
@@ -190,6 +194,14 @@ class Generate(_Answer):
             return request
         return replace(request, prompt_ids=model.request([*before, *ids], max_tokens=1).prompt_ids)
 
+    def _infill(self, prefix: str, suffix: str, options: dict[str, Any]) -> Request:
+        """What belongs between prompt and suffix, where the model has tokens for it."""
+        for name in ("system", "context", "raw", "think"):
+            if getattr(self.body, name):
+                raise ApiError(400, f"{name} is not for a prompt with a suffix; leave out one of them", param=name)
+        gap = InfillRequest(input_prefix=prefix, input_suffix=suffix)
+        return self.served.model.request(infill_ids(self.served, gap), **options)
+
     def line(self, content: str = "", thinking: str = "", calls: Calls = (), **fields: Any) -> types.OllamaResponse:
         """A text, or what is new of it."""
         fields.setdefault("done", False)
@@ -199,7 +211,7 @@ class Generate(_Answer):
 
     def numbers(self, handle: Handle) -> dict[str, Any]:
         """With the tokens that the next request may go on from."""
-        if self.body.raw:
+        if self.body.raw or self.body.suffix:
             return super().numbers(handle)
         generated = handle.completion.ids if handle.completion is not None else []
         end = [handle.stop_match] if isinstance(handle.stop_match, int) else []  # the turn is over
@@ -351,26 +363,19 @@ def _message(i: int, message: types.OllamaMessage) -> dict[str, Any]:
 
 def thinks(served: ServedModel) -> bool:
     """Does the chat template know of thoughts?"""
-    return any(word in _template_source(served) for word in (END_OF_THINK, "reasoning_effort"))
-
-
-def _template_source(served: ServedModel) -> str:
     template = served.model.chat_template
-    return "" if template is None else str(template.source)
+    source = "" if template is None else str(template.source)
+    return thinking_tags(source) is not None or "reasoning_effort" in source
 
 
-def _template_kwargs(served: ServedModel, think: bool | str | None) -> dict[str, Any]:
-    """Variables for the template. A model that cannot think, or cannot but think, is not asked to."""
+def _thinking(served: ServedModel, think: bool | str | None) -> dict[str, Any]:
+    """Whether the model thinks, and how much. One that cannot is not asked to."""
     if think is None:
         return {}
-    if think is False:
-        if thinks(served) and "enable_thinking" not in _template_source(served):
-            raise unsupported("think", "the chat template of this model has no switch for thoughts; leave it out")
-        return {"enable_thinking": False}
-    if not thinks(served):
+    if think is not False and not thinks(served):
         raise unsupported("think", "this model does not think; leave it out, or give false")
     effort = {"reasoning_effort": "high" if think == "max" else think} if isinstance(think, str) else {}
-    return {"enable_thinking": True, **effort}
+    return {"thinking": think is not False, "template_kwargs": effort}
 
 
 def _is_zero(keep_alive: float | str | None) -> bool:

@@ -19,7 +19,7 @@ from ..formats.local_models import remove
 from ..text import call_format
 from .errors import ApiError, api_error
 from .generation import check_supported
-from .ollama import LINES, check_model, thinks
+from .ollama import LINES, plain_name, thinks
 from .pulls import Pulls, pull_source
 from .served import ServedModel
 from .service import Service
@@ -78,7 +78,7 @@ def _running(served: ServedModel) -> types.OllamaRunningModel:
 
 def show(served: ServedModel, body: types.OllamaShowRequest) -> types.OllamaShowResponse:
     """What a model is."""
-    check_model(served, _name(body))
+    served.require_name(plain_name(served, _name(body)))
     model, report = served.model, served.model.report
     config, kind = model.config, report.architecture
     words = {"repetition_penalty": "repeat_penalty"}
@@ -168,7 +168,7 @@ def _name(body: types.OllamaModelRequest) -> str:
 
 def _is_served(served: ServedModel, name: str) -> bool:
     """Is it the very model that runs here?"""
-    return name.removesuffix(":latest") in (served.name, served.source, *served.names)
+    return served.knows(plain_name(served, name))
 
 
 def _pulls(service: Service) -> Pulls:

@@ -28,6 +28,7 @@ _MEANINGS = {
 _EVERYWHERE = (401, 403, 500, 503)
 _WITH_BODY = (400, 413)
 _PARAMETERS = {
+    "id": {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
     "model": {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
     "fail_on_no_slot": {
         "name": "fail_on_no_slot",

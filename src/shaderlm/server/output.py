@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..engine import Handle, Request
 from ..text import Tokenizer
-from ..text.chat_output import END_OF_THINK, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta
+from ..text.chat_output import CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta
 
 
 def new_id(prefix: str) -> str:
@@ -93,15 +93,15 @@ def finish_of(handle: Handle, called: bool = False) -> Finish:
 def thinking_tokens(handles: Sequence[Handle], parsers: Sequence[OutputParser], tokenizer: Tokenizer) -> int:
     """Tokens of thoughts in all finished handles."""
     return sum(
-        _tokens_to_end_of_think(tokenizer, handle.completion.ids)
+        _tokens_to(handle.request.chat.tags[1], tokenizer, handle.completion.ids)
         for handle, parser in zip(handles, parsers, strict=True)
-        if parser.reasoned and handle.completion is not None
+        if parser.reasoned and handle.completion is not None and handle.request.chat is not None
     )
 
 
-def _tokens_to_end_of_think(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+def _tokens_to(tag: str, tokenizer: Tokenizer, ids: Sequence[int]) -> int:
     """How many tokens there are up to the closing tag, or in all if it never came."""
-    end, tail = END_OF_THINK.encode(), b""
+    end, tail = tag.encode(), b""
     for i, token in enumerate(ids):
         tail += tokenizer.piece(token)
         if end in tail:

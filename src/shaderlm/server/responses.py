@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
+from msgspec import UNSET
+
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ReasoningDelta
-from .conversation import Conversation, function_tool, join_text, named_tool, template_kwargs
+from .conversation import Conversation, function_tool, join_text, named_tool, thinking_of
 from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of, usage_of
+from .generation import OPENAI_DEFAULTS, Progress, check_supported, max_tokens, options_of, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
 from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
 from .types import responses as types
+from .types.anthropic import CountTokensResponse
 from .types.openai import ChatLogprob
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -27,6 +30,7 @@ class Responses(Prepared):
         *("/v1/responses", "Answer text or items", types.ResponsesRequest, types.Response),
         events=get_args(types.ResponseEvent),
         api="OpenAI",
+        aliases=("/responses",),
     )
     body: types.ResponsesRequest
 
@@ -200,6 +204,7 @@ class ResponsesWriter(Writer):
         self._output = Output(handle)
         self._number = 0
         self._tokenizer = responses.served.model.tokenizer
+        self._with_timings = bool(responses.body.timings_per_token)
 
     def _event(self, event: types.ResponseEvent) -> bytes:
         event.sequence_number, self._number = self._number, self._number + 1
@@ -215,15 +220,27 @@ class ResponsesWriter(Writer):
     def delta(self, index: int, delta: Delta) -> bytes:
         """Events for what came."""
         logprobs = chat_logprobs(self._tokenizer, delta.logprobs).content if delta.logprobs else []
-        output = self._output
-        return self._begin() + b"".join(map(self._event, output.add(output.parser.push(delta.text), logprobs)))
+        output, events = self._output, self._begin()
+        for event in output.add(output.parser.push(delta.text), logprobs):
+            if self._with_timings and isinstance(event, types.OutputDelta):
+                event.timings = timings_of(self._handle)
+            events += self._event(event)
+        return events
+
+    def progress(self, index: int, report: Progress) -> bytes:
+        """An event that says how much of the prompt is read."""
+        event = types.StatusEvent(type="response.in_progress", response=self._responses.snapshot("in_progress", []))
+        event.prompt_progress = report.prompt
+        event.timings = report.timings if self._with_timings else UNSET
+        return self._begin() + self._event(event)
 
     def finish(self, index: int) -> bytes:
         """The end of the last item and of the response."""
         events = self._begin() + b"".join(map(self._event, self._output.finish()))
         whole = self._responses.whole(self._handle, self._output)
         kind: Any = f"response.{whole.status}"
-        return events + self._event(types.StatusEvent(type=kind, response=whole))
+        timings = timings_of(self._handle)
+        return events + self._event(types.StatusEvent(type=kind, response=whole, timings=timings))
 
     def error(self, problem: ApiError) -> bytes:
         """An error event, and the end of the response."""
@@ -251,6 +268,12 @@ def _response_format(text: types.TextOptions | None) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": text.format.schema}}}
 
 
+def count_tokens(served: ServedModel, body: types.ResponsesRequest) -> CountTokensResponse:
+    """Tokens of the prompt that a response would have."""
+    served.check_name(body.model)
+    return CountTokensResponse(len(conversation_of(body).ids(served)))
+
+
 def conversation_of(body: types.ResponsesRequest) -> Conversation:
     """Items as messages for a template."""
     messages: list[dict[str, Any]] = []
@@ -273,7 +296,7 @@ def conversation_of(body: types.ResponsesRequest) -> Conversation:
         ],
         tool_choice=named_tool(choice.name) if isinstance(choice, types.ResponsesNamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_kwargs=template_kwargs(body, body.reasoning.effort if body.reasoning is not None else None),
+        **thinking_of(body, body.reasoning.effort if body.reasoning is not None else None),
     )
 
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct
 
 from ..engine import Delta, Handle, Request
 from .errors import ApiError
-from .generation import progress_of
+from .generation import Progress, timings_of
 from .output import new_id
 from .served import FINGERPRINT, ServedModel
 from .types.common import Usage
@@ -36,7 +36,7 @@ class Writer(ABC):
     def delta(self, index: int, delta: Delta) -> bytes:
         """What came for one of the handles."""
 
-    def progress(self, index: int) -> bytes:
+    def progress(self, index: int, report: Progress) -> bytes:
         """Its prompt is being read. Not all streams say so."""
         return b""
 
@@ -73,6 +73,12 @@ class Endpoint:
     media_type: str = "application/json"
     parameters: tuple[str, ...] = ()
     handler: Any = None  # a function of the service and the HTTP request
+    aliases: tuple[str, ...] = ()  # other paths of it
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where it answers."""
+        return (self.path, *self.aliases)
 
 
 class Prepared(ABC):
@@ -101,7 +107,7 @@ class Prepared(ABC):
         }
 
     @abstractmethod
-    def response(self, handles: Sequence[Handle]) -> Struct:
+    def response(self, handles: Sequence[Handle]) -> Struct | dict[str, Any] | list[Any]:
         """The whole answer, after every handle is finished."""
 
     def writer(self, handles: Sequence[Handle]) -> Writer:
@@ -124,14 +130,17 @@ class ChunkWriter(Writer):
         fields.setdefault("usage", None if self._with_usage else UNSET)
         return sse(self._chunk_type(**self._prepared.identity(), choices=choices, **fields))
 
-    def progress(self, index: int) -> bytes:
+    def progress(self, index: int, report: Progress) -> bytes:
         """A chunk that says how much of the prompt is read."""
-        return self._chunk([], prompt_progress=progress_of(self._handles[index]))
+        timings = report.timings if self._with_timings else UNSET
+        return self._chunk([], prompt_progress=report.prompt, timings=timings)
 
     def end(self) -> bytes:
         """Usage, if it is asked for, and the end."""
-        usage = self._chunk([], usage=self.usage()) if self._with_usage else b""
-        return usage + b"data: [DONE]\n\n"
+        end = b"data: [DONE]\n\n"
+        if not self._with_usage:
+            return end
+        return self._chunk([], usage=self.usage(), timings=timings_of(self._handles[0])) + end
 
     @abstractmethod
     def usage(self) -> Usage:

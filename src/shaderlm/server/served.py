@@ -23,9 +23,14 @@ class ServedModel:
     n_predict: int | None = None  # tokens to generate at most where a request does not say; None: until the end
     seed: int | None = None
     reasoning: Literal["auto", "none"] = "auto"  # none: thoughts stay in the text
+    thinking: bool = True  # may the model think, where a request does not say?
+    thinking_budget: int | None = None  # tokens to think at most
+    verbose: bool = False  # answers tell their prompt and settings, too
     embedding: bool = False
     limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
     source: str = ""  # what it was loaded by, such as smollm2-135m: one of its names, if there is no alias
+    tags: tuple[str, ...] = ()  # what the list of models says of it
+    strict: bool = False  # a request for another model is an error; otherwise this one answers it
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -33,12 +38,20 @@ class ServedModel:
         """What responses and the list of models say."""
         return self.names[0] if self.names else self.model.report.name
 
-    def check_name(self, name: str | None) -> None:
-        """A request for another model is a 404. A request that names none is for this one."""
+    def knows(self, name: str) -> bool:
+        """Is it a name of this model?"""
         report = self.model.report
         path = report.path
-        known = self.names or (report.name, report.own_name, self.source, path.stem, path.name, str(path))
-        if name is not None and name not in known:
+        return name in (self.names or (report.name, report.own_name, self.source, path.stem, path.name, str(path)))
+
+    def check_name(self, name: str | None) -> None:
+        """May this model answer a request for this one? Clients send names that they know, such as gpt-4o."""
+        if self.strict and name is not None:
+            self.require_name(name)
+
+    def require_name(self, name: str) -> None:
+        """Another model is a 404."""
+        if not self.knows(name):
             raise ApiError(404, f"the model {name!r} is not served here; there is {self.name!r}", param="model")
 
     @property

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine import Delta, Handle
 from .access import CLIENT
 from .errors import ApiError, api_error
+from .generation import progress_of
 from .request_log import HANDLES
 from .routes import Prepared, encode
 from .service import Service, cancel
@@ -159,20 +160,25 @@ class EventStream(Response):
         yield writer.end()
 
     async def _reading(self, handle: Handle) -> AsyncIterator[bytes]:
-        """Reports until the prompt is read, and what came with its end."""
-        reported = (-1, -1)
-        while True:
+        """Reports from what was in the cache until the prompt is read, and what came with its end."""
+        writer, reported, delta, read = self._writer, -1, None, False
+        while not read:
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):
-                    delta = await anext(handle, None)
-                break
+                    delta, read = await anext(handle, None), True
             except TimeoutError:
-                if handle.prompt_progress != reported and handle.state != "waiting":
-                    reported = handle.prompt_progress
-                    yield self._writer.progress(0)
-        yield self._writer.progress(0)
+                if handle.state == "waiting":
+                    continue
+            if reported < 0:
+                begin = progress_of(handle, begin=True)
+                reported = begin.prompt.processed
+                yield writer.progress(0, begin)
+            now = progress_of(handle)
+            if now.prompt.processed > reported:
+                reported = now.prompt.processed
+                yield writer.progress(0, now)
         if delta is not None:
-            yield self._writer.delta(0, delta)
+            yield writer.delta(0, delta)
 
 
 async def _merged(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Delta | None]]:

@@ -7,16 +7,19 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, ModelError
 from ..limited import LimitedProgram
+from .chat_output import thinking_tags
 from .json_size import check_json_size
 from .tools import messages_with_tools
 
 ROLES = ("system", "user", "assistant", "tool")
+_THINKING = "enable_thinking"  # what most templates call it
 _MAX_PROBLEM_BYTES = 4096  # of an answer that is no prompt
 _jinja = LimitedProgram(str(Path(__file__).with_name("jinja.py")), ("jinja2", "markupsafe"))
 
@@ -60,14 +63,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        thinking: bool | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for a conversation: messages with "role" (system, user, assistant, tool) and "content".
 
         A content is a text, or a list of parts {"type": "text", "text": …}, which are lines.
         tools: descriptions of functions in OpenAI's form; those that the template cannot show go to the system message.
-        continue_final_message: the prompt ends within the last message, which the model goes on with. kwargs: further
-        variables of the template, such as enable_thinking.
+        continue_final_message: the prompt ends within the last message, which the model goes on with. thinking: may the
+        model think; None: as the template has it. kwargs: further variables of the template.
         """
         prompt, _ = self.render_marked(
             messages,
@@ -75,6 +79,7 @@ class ChatTemplate:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            thinking=thinking,
             kwargs=kwargs,
         )
         return prompt
@@ -87,6 +92,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        thinking: bool | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, str]:
         """The same, with a mark inside every special token of messages, tools and kwargs; and the mark, a character.
@@ -94,6 +100,7 @@ class ChatTemplate:
         So the template's own special tokens can be told from text of a request (`Tokenizer.encode_marked`).
         """
         messages = _text_messages(messages)
+        kwargs = ({} if thinking is None else {_THINKING: thinking}) | dict(kwargs or {})
         reserved = {"messages", "add_generation_prompt", "tools", "documents", *self._special}
         clashes = sorted(reserved & set(kwargs or ()))
         if clashes:
@@ -102,7 +109,7 @@ class ChatTemplate:
         conversation = messages if in_messages else [_for_template(i, message) for i, message in enumerate(messages)]
         # Before anything that takes as long as the text is long, and deep: nobody else runs meanwhile.
         check_json_size("the conversation", [conversation, tools, kwargs], self._limits.max_bytes)
-        (conversation, tools, kwargs), mark = _marked([conversation, tools, dict(kwargs or {})], special)
+        (conversation, tools, kwargs), mark = _marked([conversation, tools, kwargs], special)
         if in_messages:
             conversation, tools = messages_with_tools(conversation, tools), None
         end = ""
@@ -113,6 +120,8 @@ class ChatTemplate:
                 {**conversation[-1], "content": (conversation[-1].get("content") or "") + end},
             ]
         variables = {
+            **_dates(),
+            **self._functions(tools),
             **(kwargs or {}),
             "messages": conversation,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
@@ -123,19 +132,44 @@ class ChatTemplate:
         text = self._ask(variables)
         if end and end not in text:
             raise InputError("the chat template leaves out the last message, which therefore cannot be continued")
-        return text.partition(end)[0] if end else text, mark
+        if end:
+            return text.partition(end)[0], mark
+        if variables["add_generation_prompt"] and variables.get(_THINKING) is False:
+            text += self._end_of_thought(text)
+        return text, mark
 
-    @cached_property
+    def _end_of_thought(self, prompt: str) -> str:
+        """What ends a thought before it begins, where the template does not do so."""
+        source, text = str(self.source), prompt.rstrip()
+        tags = thinking_tags(source)
+        if tags is None or text.endswith(tags[1]):
+            return ""
+        if text.endswith(tags[0]):
+            return tags[1]
+        return "" if _THINKING in source else "".join(tags)
+
+    def _functions(self, tools: Any) -> dict[str, str]:
+        """Of a template that takes tools as text: their JSON."""
+        if "functions" not in str(self.source) or "tools" in self._names:
+            return {}
+        return {"functions": json.dumps(tools, ensure_ascii=False, indent=4) if tools else ""}
+
+    @property
     def knows_tools(self) -> bool:
         """Does the template show tools?"""
-        return self._ask(None) == "tools"
+        return bool({"tools", "functions"}.intersection(self._names))
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        """Of the variables that tools may be in, those that the template has."""
+        return self._ask(None).split()
 
     def compile(self) -> None:
         """Compile it now: a broken template is a ModelError here, and not when it is first rendered."""
         self.knows_tools  # noqa: B018 (compiles it)
 
     def _ask(self, variables: Mapping[str, Any] | None) -> str:
-        """The prompt with these variables; None: "tools", if there is such a variable."""
+        """The prompt with these variables; None: of the variables of tools, the names that it has."""
         if not isinstance(self.source, str):
             raise ModelError(
                 f"tokenizer.chat_template must be a string, the file has a value of type {type(self.source).__name__}"
@@ -156,6 +190,12 @@ class ChatTemplate:
             "ended": "ends the process that renders it",
         }
         raise ModelError(f"{self._name} {problems[kind]}")
+
+
+def _dates() -> dict[str, str]:
+    """Today, as templates take it that have no clock."""
+    now = datetime.now()
+    return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
 
 
 def join_parts(parts: Iterable[str]) -> str:

@@ -14,7 +14,19 @@ from typing import Any, TypeVar
 from .stream import overlap
 
 THINK, END_OF_THINK = "<think>", "</think>"
+# Between which models think.
+THINKING_TAGS = (
+    (THINK, END_OF_THINK),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+)
 _SPACE = " \t\n\r"
+
+
+def thinking_tags(template: str) -> tuple[str, str] | None:
+    """Those of a chat template; None: its model does not think."""
+    return next((tags for tags in THINKING_TAGS if tags[1] in template), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,7 @@ class ChatFormat:
     names: frozenset[str] = frozenset()  # of the functions that can be called
     reasoning: bool = False  # text between thinking tags is not content
     thinking: bool = False  # the prompt has the first of these tags already
+    tags: tuple[str, str] = (THINK, END_OF_THINK)
 
     def parser(self) -> ChatParser:
         """For one answer."""
@@ -145,7 +158,7 @@ class ChatParser:
         begun, self._pending, self._call_text = bool(self._call_text), "", ""
         if finish_reason != "stop":
             tags = [self._format.calls.begin] if self._format.calls else []
-            tags += [THINK, END_OF_THINK] if self._format.reasoning else []
+            tags += self._format.tags if self._format.reasoning else []
             rest = "" if begun else rest[: len(rest) - max((overlap(rest, tag) for tag in tags), default=0)]
         self._emit_rest(rest)
         self._reader = self._content()
@@ -172,7 +185,7 @@ class ChatParser:
     # Readers take from the beginning of what is pending. They yield when they need more of it.
 
     def _answer(self) -> Iterator[None]:
-        if self._format.reasoning and (self._format.thinking or (yield from self._take_tag(THINK))):
+        if self._format.reasoning and (self._format.thinking or (yield from self._take_tag(self._format.tags[0]))):
             yield from self._reasoning()
         calls = self._format.calls
         if calls is None:
@@ -193,7 +206,7 @@ class ChatParser:
     def _reasoning(self) -> Iterator[None]:
         yield from self._skip(_SPACE)
         self._emit_rest = self._emit_reasoning
-        yield from self._take_before(END_OF_THINK, self._emit_reasoning)
+        yield from self._take_before(self._format.tags[1], self._emit_reasoning)
         yield from self._skip(_SPACE)
 
     def _content(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ class _Renderer:
             template: Template = self._compile(source)
             if variables is None:  # does it show tools?
                 names = find_undeclared_variables(self._environment.parse(source))
-                return "text", "tools" if "tools" in names else ""
+                return "text", " ".join(sorted(names & {"tools", "functions"}))
         except MemoryError:
             raise
         except Exception as problem:  # beside syntax errors, whatever computing its constants may raise

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from .tokenizer import Tokenizer
 
 
-class TextStream:
-    """Turns token ids into text, one at a time, and ends at the first stop string, also across tokens."""
+@dataclass(frozen=True)
+class LineLimits:
+    """Where a text ends that is one block of code, as editors ask for it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), shown_ids: Iterable[int] = ()) -> None:
+    min_indent: int = 0  # at a line after the first that begins with fewer spaces and tabs
+    seconds: float | None = None  # after so many since the first token, once there was a line end
+
+
+class TextStream:
+    """Turns token ids into text, one at a time, and ends at the first stop string, also across tokens.
+
+    It ends at a line with a smaller indentation than `min_indent`, too.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), shown_ids: Iterable[int] = (), min_indent: int = 0
+    ) -> None:
         self._bytes = tokenizer.bytes_by_token
         # Special tokens have no text, except for these.
         self._shown = {token: tokenizer.vocabulary.tokens[token].encode() for token in shown_ids}
@@ -22,13 +36,17 @@ class TextStream:
         self.stopped = False
         self.stop_match: str | None = None  # the stop string that came
         self.cut_bytes = 0  # of it, and of what came after it
+        self._min_indent = min_indent
+        self._indent: int | None = None  # of the line, as far as it came; None: it has begun
+        self.outdented = False  # a line with a smaller indentation came
 
     def push(self, token: int) -> str:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
         if self.stopped:
             return ""
         text = self._decode(self.bytes_of(token))
-        return self._release(text) if self._stop else text
+        text = self._release(text) if self._stop else text
+        return self._indented(text) if self._min_indent else text
 
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to the text."""
@@ -37,6 +55,18 @@ class TextStream:
     def finish(self) -> str:
         """The text that was held back. The beginning of a character whose end never came is left out."""
         text, self._held = self._held, ""
+        return self._indented(text) if self._min_indent else text
+
+    def _indented(self, text: str) -> str:
+        """The text up to a line with a smaller indentation, which is all that is left of that line."""
+        for i, character in enumerate(text):
+            if self._indent is not None and character in " \t":
+                self._indent += 1
+            elif self._indent is not None and self._indent < self._min_indent:
+                self.stopped = self.outdented = True
+                return text[:i]
+            else:
+                self._indent = 0 if character == "\n" else None
         return text
 
     def _release(self, text: str) -> str:

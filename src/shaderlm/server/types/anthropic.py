@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from .common import Count, NonEmpty, SamplingFields, StopString, only
+from .common import Count, CountOrZero, NonEmpty, SamplingFields, StopString, only
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -78,10 +78,10 @@ class AnthropicToolChoice(Struct, kw_only=True):
 
 
 class Thinking(Struct, kw_only=True):
-    """May the model think first? How long it thinks cannot be limited."""
+    """May the model think first, and for how many tokens?"""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: CountOrZero | None = None
     display: str | None = None
 
 

@@ -36,10 +36,13 @@ Count = Annotated[int, Meta(ge=1, le=MAX_U32)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_U32)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_U32)]
 Predict = Annotated[int, Meta(ge=-2, le=MAX_U32, description="−1 or −2: until the context is full")]
+ThinkingBudget = Annotated[int, Meta(ge=-1, le=MAX_U32, description="tokens to think at most; −1: no limit")]
 Choices = Annotated[int, Meta(ge=1, le=MAX_U32)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-Bias = dict[int, Annotated[float, Meta(ge=-100, le=100)]]
-BiasPair = tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)] | bool]
+# A token's id or a text, all tokens of which get it. JSON's keys are texts: one of digits is an id.
+BiasValue = Annotated[float, Meta(ge=-100, le=100)] | bool
+Bias = dict[str, BiasValue]
+BiasPair = tuple[TokenId | str, BiasValue]
 # Each token's text is searched for them by the thread that steps all requests.
 StopString = Annotated[str, Meta(max_length=4096)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
@@ -113,6 +116,9 @@ class ConversationFields(SamplingFields, kw_only=True):
     top_logprobs: Alternatives | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_budget_tokens: ThinkingBudget | None = None
+    thinking_budget_tokens: ThinkingBudget | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -6,21 +6,54 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .common import PromptProgress, SamplingFields, Timings, TokenId, only
+from .common import CountOrZero, PromptProgress, SamplingFields, Timings, TokenId, only
 
 
-class LlamaCompletionRequest(SamplingFields, kw_only=True):
-    """`POST /completion`."""
+class PromptObject(Struct, kw_only=True):
+    """A prompt as an object. What it has beside its text is no text, which models here do not take."""
 
-    prompt: str | Annotated[list[str | TokenId], Meta(min_length=1)]
+    prompt_string: str
+    multimodal_data: list[Any] | str | None = None
+
+
+class LlamaFields(SamplingFields, kw_only=True):
+    """What `/completion` and `/infill` have in common."""
+
     return_tokens: bool | None = None
-    t_max_predict_ms: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
+    t_max_predict_ms: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
+    n_indent: CountOrZero | None = None
+    response_fields: list[str] | None = None
     # Known, and honoured only with the value that changes nothing.
     n_keep: Annotated[Any, only(0, -1)] = None
-    n_indent: Annotated[Any, only(0)] = None
-    samplers: Annotated[Any, only()] = None
     lora: Annotated[Any, only([])] = None
-    response_fields: Annotated[Any, only([])] = None
+
+
+# Texts and token ids in turn are one prompt.
+MixedPrompt = Annotated[list[str | TokenId], Meta(min_length=1)]
+
+
+class LlamaCompletionRequest(LlamaFields, kw_only=True):
+    """`POST /completion`. A list without token ids is several prompts, whose answers are a list."""
+
+    prompt: str | PromptObject | Annotated[list[str | TokenId | PromptObject | MixedPrompt], Meta(min_length=1)]
+    samplers: Annotated[Any, only()] = None
+
+
+class InfillFile(Struct, kw_only=True):
+    """A file beside the one that is filled in."""
+
+    text: str
+    filename: str
+
+
+class InfillRequest(LlamaFields, kw_only=True):
+    """`POST /infill`."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str | None = None
+    input_extra: list[InfillFile] | None = None
+    samplers: Annotated[Any, only()] = None
 
 
 class TokenProbability(Struct):
@@ -36,6 +69,13 @@ class CompletionProbability(TokenProbability):
     """The token that was sampled, and those that were likely."""
 
     top_logprobs: list[TokenProbability]
+
+
+class TokenBias(Struct):
+    """What is added to a token's logit; null: −∞, it is never sampled."""
+
+    token: int
+    bias: float | None
 
 
 class GenerationSettings(Struct):
@@ -54,6 +94,8 @@ class GenerationSettings(Struct):
     min_tokens: int
     n_probs: int
     cache_prompt: bool
+    logit_bias: list[TokenBias]
+    max_tokens: int
 
 
 class LlamaCompletion(Struct, kw_only=True):
@@ -76,6 +118,10 @@ class LlamaCompletion(Struct, kw_only=True):
     stopping_word: str
     timings: Timings
     completion_probabilities: list[CompletionProbability] | UnsetType = UNSET
+
+
+# Of several prompts a list. With `response_fields` an object of those.
+LlamaAnswer = LlamaCompletion | list[LlamaCompletion]
 
 
 class LlamaDelta(Struct, kw_only=True):
@@ -146,11 +192,21 @@ class DefaultSettings(Struct):
     params: GenerationSettings
 
 
-class Props(Struct):
+class Modalities(Struct):
+    """What a model takes beside text."""
+
+    vision: Literal[False] = False
+    audio: Literal[False] = False
+
+
+class Props(Struct, kw_only=True):
     """What is served, and how."""
 
     default_generation_settings: DefaultSettings
     total_slots: int
+    modalities: Modalities
+    endpoint_slots: bool
+    endpoint_metrics: bool
     model_alias: str
     model_path: str
     chat_template: str
@@ -159,13 +215,16 @@ class Props(Struct):
     build_info: str
     device: str
     backend: str
+    endpoint_props: Literal[False] = False  # they cannot be changed
+    is_sleeping: Literal[False] = False
 
 
 class SlotToken(Struct):
-    """How far a sequence is."""
+    """How far a sequence is; −1: there is none."""
 
     n_decoded: int
     n_remain: int
+    has_next_token: bool
 
 
 class Slot(Struct):
@@ -179,5 +238,6 @@ class Slot(Struct):
     n_prompt_tokens: int
     n_prompt_tokens_processed: int
     n_prompt_tokens_cache: int
-    next_token: SlotToken
-    params: GenerationSettings | None
+    next_token: list[SlotToken]
+    params: GenerationSettings | UnsetType = UNSET
+    speculative: Literal[False] = False

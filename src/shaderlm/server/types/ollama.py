@@ -143,12 +143,12 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
     """`POST /api/generate`. Without a prompt nothing is generated."""
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
     context: Annotated[list[TokenId], Meta(max_length=1 << 20)] | None = None
     images: list[Any] | None = None
     # Known, and honoured only with the value that changes nothing.
-    suffix: Annotated[Any, only("")] = None
     template: Annotated[Any, only("")] = None
     width: Annotated[Any, only(0)] = None
     height: Annotated[Any, only(0)] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from .common import (
     MAX_PROMPTS,
@@ -22,6 +22,7 @@ from .common import (
     Usage,
     only,
 )
+from .llama_server import LlamaCompletion
 
 # Models --------------------------------------------------------------------------------------------------
 
@@ -45,6 +46,8 @@ class Model(Struct):
     created: int
     owned_by: str
     meta: ModelMeta
+    aliases: list[str]
+    tags: list[str]
 
 
 class ModelList(Struct):
@@ -135,6 +138,7 @@ class ChatRequest(ConversationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    verbose: bool | None = None
     # Known, and honoured only with the value that changes nothing.
     modalities: Annotated[Any, only(["text"])] = None
     verbosity: Annotated[Any, only("medium")] = None
@@ -202,6 +206,7 @@ class ChatResponse(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    verbose: LlamaCompletion | UnsetType = field(default=UNSET, name="__verbose")
 
 
 class DeltaFunction(Struct):
@@ -250,6 +255,7 @@ class ChatChunk(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
+    verbose: LlamaCompletion | UnsetType = field(default=UNSET, name="__verbose")
 
 
 # Completions ---------------------------------------------------------------------------------------------
@@ -307,10 +313,14 @@ class CompletionResponse(Struct, kw_only=True):
 # Embeddings ----------------------------------------------------------------------------------------------
 
 
+# A union of lists, as above.
+Texts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=MAX_PROMPTS)]
+
+
 class EmbeddingRequest(Struct, kw_only=True):
     """`POST /v1/embeddings`."""
 
-    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=MAX_PROMPTS)]
+    input: Texts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
@@ -324,6 +334,22 @@ class Embedding(Struct):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
+
+
+class LlamaEmbeddingRequest(Struct, kw_only=True):
+    """`POST /embedding`."""
+
+    content: Texts | None = None
+    input: Texts | None = None
+    model: str | None = None
+    embd_normalize: Annotated[Any, only(2)] = None
+
+
+class LlamaEmbedding(Struct):
+    """The same, as a list of one vector."""
+
+    index: int
+    embedding: list[list[float]]
 
 
 class EmbeddingUsage(Struct):

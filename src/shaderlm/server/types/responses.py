@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from .common import CompletionTokensDetails, ConversationFields, Count, JsonSchemaSpec, PromptTokensDetails, only
+from .common import (
+    CompletionTokensDetails,
+    ConversationFields,
+    Count,
+    JsonSchemaSpec,
+    PromptProgress,
+    PromptTokensDetails,
+    Timings,
+    only,
+)
 from .openai import ChatLogprob, Function, FunctionName
 
 # Requests ------------------------------------------------------------------------------------------------
@@ -83,8 +92,6 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     # These have other names here, or no place in a response.
     n_predict: Annotated[Any, only()] = None
     n_probs: Annotated[Any, only(0)] = None
-    timings_per_token: Annotated[Any, only(False)] = None
-    return_progress: Annotated[Any, only(False)] = None
     # Known, and honoured only with the value that changes nothing.
     background: Annotated[Any, only(False)] = None
     conversation: Annotated[Any, only()] = None
@@ -211,6 +218,8 @@ class StatusEvent(Struct, kw_only=True):
     ]
     sequence_number: int = 0
     response: Response
+    timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class ItemEvent(Struct, kw_only=True):
@@ -243,6 +252,7 @@ class OutputDelta(Struct, kw_only=True):
     item_id: str
     delta: str
     logprobs: list[ChatLogprob] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class TextDone(Struct, kw_only=True):

@@ -389,10 +389,12 @@ class Text {
   #render(messages, kwargs) {
     const { bos_token, eos_token } = this.about;
     const own = { messages, add_generation_prompt: true, tools: null, documents: null, bos_token, eos_token };
+    const [, month, day, year] = new Date().toDateString().split(" ");
+    const dates = { date_string: `${day} ${month} ${year}`, datetime: `${month} ${day} ${year}` };
     const taken = Object.keys(kwargs).find((name) => name in own);
     if (taken) throw new ShaderlmError("input", `the template's variable ${taken} is set by other means; leave it out`);
     try {
-      return this.template({ ...own, ...kwargs });
+      return this.template({ ...dates, ...own, ...kwargs });
     } catch (problem) {
       if (!(problem instanceof TemplateError)) throw problem;
       const what = problem.refuses ? "refuses this conversation" : "fails";
