@@ -192,8 +192,8 @@ def test_options_of_sampling(server: Running) -> None:
     ("body", "words"),
     [
         ({"options": {"num_ctx": 513}}, "num_ctx is 513"),
-        ({"options": {"mirostat": 2}}, "mirostat is not supported"),
-        ({"options": {"typical_p": 0.5}}, "typical_p is not supported"),
+        ({"options": {"mirostat": 1}}, "mirostat"),
+        ({"options": {"typical_p": 1.5}}, "typical_p"),
         ({"options": {"tfs_z": 0.5}}, "tfs_z is not supported"),
         ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n is not supported"),
         ({"options": {"temperature": "warm"}}, "options.temperature"),

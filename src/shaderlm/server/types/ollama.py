@@ -45,12 +45,12 @@ class OllamaOptions(Struct, kw_only=True):
     stop: StopString | list[StopString] | None = None
     num_predict: Predict | None = None
     num_ctx: Annotated[Count, Meta(description="no more than the context of this server")] | None = None
+    # As llama-server's fields of these names are honoured.
     typical_p: Any = None
     mirostat: Any = None
-    # Without an effect: those of mirostat, which is off; the server reads and keeps all of a prompt, and decided at its
-    # start how the model is loaded.
     mirostat_tau: Any = None
     mirostat_eta: Any = None
+    # Without an effect: the server reads and keeps all of a prompt, and decided at its start how the model is loaded.
     num_keep: Any = None
     num_batch: Any = None
     num_gpu: Any = None
