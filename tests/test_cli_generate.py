@@ -14,14 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import pytest
 
 import shaderlm as package
 from shaderlm.cli import streaming
+from shaderlm.cli.generate import generate as generate_command
 from shaderlm.cli.loading import LONG_PROMPT, _bar
+from shaderlm.cli.sampler_options import default_sampling_options
 from shaderlm.engine import Stream, loading
+from shaderlm.engine.sampling import SamplingParams
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import SequenceChunk
+from shaderlm.server.generation import SAMPLER_FIELDS
 
 from .command_line import Done, Recorder, shaderlm, start
 from .tiny_models import tiny_tokens, write_tiny_llama
@@ -215,6 +220,52 @@ def test_the_same_seed_gives_the_same_answer(tiny: Path) -> None:
 
     assert sampled(7) == sampled(7)
     assert len({sampled(seed) for seed in range(4)}) == 4
+
+
+def test_samplers(tiny: Path) -> None:
+    """Each option is that of `LanguageModel.generate`, with its default; a breaker may be written as in JSON."""
+    given = {option.name: option.default for option in generate_command.params}
+    names = [*SAMPLER_FIELDS, "dry_sequence_breakers"]
+    assert {name: given[name] for name in names} == {name: getattr(SamplingParams(), name) for name in names}
+    common = ("Hello", "-n", 12, "--seed", 1, "-t", 1.5, "--raw", "--ignore-eos")
+    dry = ("--dry-multiplier", 3, "--dry-allowed-length", 1, "--dry-penalty-last-n", -1)
+    cases: list[tuple[tuple[object, ...], dict[str, Any]]] = [
+        (
+            (*dry, "--dry-sequence-breaker", "\\n", "--dry-sequence-breaker", "e"),
+            {"dry_sequence_breakers": ["\n", "e"]},
+        ),
+        ((*dry, "--dry-sequence-breaker", "none"), {"dry_sequence_breakers": []}),
+        (("--xtc-probability", 1, "--xtc-threshold", 0.01), {"xtc_probability": 1, "xtc_threshold": 0.01}),
+        (("--typical", 0.3, "--dynatemp-exp", 2), {"typical_p": 0.3, "dynatemp_exponent": 2}),
+        (("--mirostat", 2, "--mirostat-ent", 2, "--mirostat-lr", 0.5), {"mirostat": 2, "mirostat_tau": 2.0}),
+        (("--samplers", "top_k;temperature", "--top-p", 0.1), {"samplers": ["top_k", "temperature"]}),
+    ]
+    with package.load(tiny, device="cpu") as model:
+        for arguments, options in cases:
+            if "dry_sequence_breakers" in options:
+                options |= {"dry_multiplier": 3, "dry_allowed_length": 1, "dry_penalty_last_n": -1}
+            if "mirostat" in options:
+                options |= {"mirostat_eta": 0.5}
+            expected = model.generate("Hello", max_tokens=12, seed=1, temperature=1.5, ignore_eos=True, **options)
+            assert generate(tiny, *common, *arguments).out == f"{expected}\n", arguments
+
+
+def test_what_serve_takes_as_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what somebody said, here or in the environment: all else is the model's or the API's own."""
+    said: list[dict[str, Any]] = []
+
+    @click.command(context_settings={"auto_envvar_prefix": "PROBE"})
+    @default_sampling_options
+    def probe(sampling: dict[str, Any]) -> None:
+        said.append(sampling)
+
+    monkeypatch.setenv("PROBE_TOP_P", "0.5")
+    arguments = ["--temp", "0.7", "--dry-multiplier", "0.8", "--dry-sequence-breaker", "none", "--samplers", "kt"]
+    for given in ([], arguments):
+        probe.main(given, standalone_mode=False)
+    assert said[0] == {"top_p": 0.5}
+    expected = {"temperature": 0.7, "dry_multiplier": 0.8, "dry_sequence_breakers": [], "samplers": "kt"}
+    assert said[1] == {"top_p": 0.5, **expected}
 
 
 def test_a_model_with_sampling_values_of_its_own(tmp_path: Path) -> None:

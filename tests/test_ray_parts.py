@@ -44,11 +44,13 @@ def test_a_file_has_several_models(tmp_path: Path) -> None:
     path, keys = tmp_path / "cluster.toml", tmp_path / "keys"
     path.write_text(
         'metrics = false\n[models.small]\nmodel = "a.gguf"\n[models.large]\nmodel = "b.gguf"\nnum_gpus = 0.5\n'
+        "sampling = {temperature = 0.7}\n"
     )
     keys.write_text("one\n\ntwo\n")
     config = cluster_config({"config": str(path), "metrics": "true", "api_key_file": str(keys)})
     assert list(config.models) == ["small", "large"]
     assert (config.models["large"].gpus, config.models["small"].gpus) == (0.5, 1)
+    assert (config.models["large"].sampling, config.models["small"].sampling) == ({"temperature": 0.7}, {})
     assert (config.metrics, config.keys) == (True, ["one", "two"])
 
 
@@ -61,6 +63,8 @@ def test_a_file_has_several_models(tmp_path: Path) -> None:
         ({"replicas": "3", "max_replicas": "2"}, "max_replicas of smollm2-135m must be at least replicas, got 2 and 3"),
         ({"num_gpus": "2"}, "an engine has one device; got 2"),
         ({"num_gpus": "1", "device": "cpu"}, "the device must be auto"),
+        ({"sampling": {"top_q": 1}}, "unknown option 'top_q'"),
+        ({"sampling": {"xtc_probability": 2}}, "xtc_probability must be a number in 0 … 1"),
         ({"models": {}}, "at least one model"),
         ({"models": {"a b": {}, "a-b": {}}}, "must differ in letters and digits"),
         ({"models": {"ingress": {}}}, "must differ"),

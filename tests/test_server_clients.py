@@ -12,6 +12,7 @@ import pytest
 from shaderlm.engine import Handle, load
 from shaderlm.engine.thinking import ThinkingBudget
 from shaderlm.errors import InputError
+from shaderlm.graph.sampling import kept_weights
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.generation import progress_of
 from shaderlm.server.infill import infill_ids
@@ -105,6 +106,12 @@ def test_spellings_of_logit_bias(http: httpx.Client, server: Running) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "logit_bias")
 
 
+def test_names_of_the_length(http: httpx.Client) -> None:
+    body = {"prompt": "the", "ignore_eos": True, "max_tokens": 3}
+    assert http.post("/completion", json=body).json()["tokens_predicted"] == 3
+    assert http.post("/completion", json={**body, "n_predict": 2}).json()["tokens_predicted"] == 2
+
+
 def test_ignored_ends_are_never_sampled(http: httpx.Client, server: Running) -> None:
     answer = http.post("/completion", json={**GREEDY, "prompt": "the", "ignore_eos": True}).json()
     biases = {each["token"]: each["bias"] for each in answer["generation_settings"]["logit_bias"]}
@@ -127,6 +134,29 @@ def test_streamed_probabilities_come_one_by_one(http: httpx.Client) -> None:
     assert [[token["id"] for token in each["completion_probabilities"]] for each in parts] == [
         each["tokens"] for each in parts
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_after_sampling(http: httpx.Client, server: Running, stream: bool) -> None:
+    """They are those of the formulas, of the tokens that the filters leave."""
+    how = {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.02}
+    body = {"prompt": "the in", "n_predict": 3, "n_probs": 20, "post_sampling_probs": True, "seed": 5, **how}
+    if stream:
+        parts = events(http.post("/completion", json={**body, "stream": True}))[:-1]
+        found = [token for part in parts for token in part["completion_probabilities"]]
+    else:
+        found = http.post("/completion", json=body).json()["completion_probabilities"]
+    ids = server.model.tokenize("the in")
+    for each in found:
+        weights = kept_weights(server.model.logits(ids)[-1], 0.7, 12, 0.9, 0.02)
+        expected = weights / weights.sum()
+        assert each["prob"] == pytest.approx(expected[each["id"]], rel=1e-3)
+        top = {token["id"]: token["prob"] for token in each["top_probs"]}
+        assert top == pytest.approx({int(i): expected[i] for i in weights.nonzero()[0]}, rel=1e-3)
+        assert "logprob" not in each
+        ids.append(each["id"])
+    plain = http.post("/completion", json={**body, "post_sampling_probs": False}).json()["completion_probabilities"]
+    assert {len(each["top_logprobs"]) for each in plain} == {20}
 
 
 class _Bytes:
@@ -241,6 +271,8 @@ def test_a_last_message_of_the_assistant_is_continued(http: httpx.Client) -> Non
     begun: list[Any] = [*ASK, {"role": "assistant", "content": "Whill"}]
     for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
         assert _prompt(http, messages=begun, **more).endswith("<|im_start|>assistant\nWhill")
+    parts = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": text} for text in ("Wh", "ill")]}]
+    assert _prompt(http, messages=parts).endswith("<|im_start|>assistant\nWh\n\nill")
     answered = _prompt(http, messages=begun, continue_final_message=False)
     assert answered.endswith("Whill<|im_end|>\n<|im_start|>assistant\n")
     assert _prompt(http, messages=begun, add_generation_prompt=True) == answered
@@ -383,6 +415,16 @@ def test_named_templates() -> None:
     for name, text in texts.items():
         for message in messages:
             assert text.count(message["content"]) == 1, name
+
+
+def test_names_that_come_together_have_no_order() -> None:
+    from shaderlm.cli.serve import serve
+
+    for arguments, names in (
+        (["-a", "tiny-2,fim,code"], ("code", "fim", "tiny-2")),
+        (["-a", "b", "-a", "a"], ("b", "a")),
+    ):
+        assert serve.make_context("serve", arguments).params["aliases"] == names
 
 
 def test_a_name_that_is_no_template() -> None:

@@ -817,6 +817,8 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
     ("options", "code", "words"),
     [
         (["--n-predict", 0], 2, "at least 1, got 0"),
+        (["--temp", -1], 2, "temperature must be 0 (greedy) or a positive number"),
+        (["--mirostat", 1], 2, "mirostat must be 0 (off) or 2 (Mirostat 2.0), got 1"),
         (["--api-key", ""], 2, "a key must not be empty"),
         (["--api-key", "a,,b"], 2, "a key must not be empty"),
         (["--api-key", "\udcff"], 2, "must be UTF-8"),

@@ -76,6 +76,68 @@ def test_probabilities_of_a_completion(http: httpx.Client) -> None:
     assert all(each["logprob"] == each["top_logprobs"][0]["logprob"] for each in found)
 
 
+def test_samplers_of_a_completion(http: httpx.Client, server: Running) -> None:
+    """Each field is the option of the same name, and is told in the settings; all of them together, too."""
+    samplers: dict[str, Any] = {"dry_multiplier": 2.0, "dry_base": 2.0, "dry_allowed_length": 1}
+    samplers |= {"dry_penalty_last_n": -1, "dry_sequence_breakers": ["q", "\n"], "xtc_probability": 0.75}
+    samplers |= {"xtc_threshold": 0.25, "typical_p": 0.75, "top_n_sigma": 2.0, "dynatemp_range": 0.5}
+    samplers |= {"dynatemp_exponent": 2.0, "mirostat": 0, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
+    samplers["samplers"] = ["dry", "top_n_sigma", "typ_p", "temperature", "xtc"]
+    common: dict[str, Any] = {"temperature": 1.5, "seed": 4, "ignore_eos": True}
+    common |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    never = dict.fromkeys(server.model.tokenizer.stop_ids, float("-inf"))  # this route's ignore_eos
+    cases: list[dict[str, Any]] = [samplers, {"mirostat": 2}, {"xtc_probability": 1.0}, {"samplers": "tkx"}]
+    for some in cases:
+        expected = server.model.generate("the an", max_tokens=12, logit_bias=never, **common, **some)
+        body = {"prompt": "the an", "n_predict": 12, **common, **some}
+        found = http.post("/completion", json=body).json()
+        assert found["content"] == expected, some
+        told = found["generation_settings"]
+        assert {name: told[name] for name in some if name != "samplers"} == {
+            name: value for name, value in some.items() if name != "samplers"
+        }
+    assert told["samplers"] == ["temperature", "top_k", "xtc"]
+    params = http.get("/props").json()["default_generation_settings"]["params"]
+    assert params["samplers"] == ["penalties", "dry", "temperature", "top_k", "top_p", "min_p"]
+    assert (params["dry_base"], params["dry_sequence_breakers"]) == (1.75, ["\n", ":", '"', "*"])
+
+
+def test_defaults_of_sampling(path: Path) -> None:
+    """The server's own, where neither the request says anything; the model's and llama-server's come after them."""
+    sampling: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "xtc_probability": 1.0, "xtc_threshold": 0.01}
+    with running(loader(path, sampling=sampling, seed=3)) as server, server.client() as http:
+        params = http.get("/props").json()["default_generation_settings"]["params"]
+        assert params | sampling == params
+        assert (params["top_p"], params["min_p"]) == (0.95, 0.05)
+        expected = server.model.generate("the", max_tokens=9, seed=3, top_p=0.95, min_p=0.05, **sampling)
+        assert http.post("/completion", json={"prompt": "the", "n_predict": 9}).json()["content"] == expected
+        warm = {"prompt": "the", "n_predict": 9, "temperature": 0, "xtc_probability": 0}
+        assert http.post("/completion", json=warm).json()["content"] == server.model.generate("the", max_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dry_sequence_breakers", ["x" * 1000]),
+        ("dry_sequence_breakers", ["x"] * 1000),
+        ("dry_penalty_last_n", 1 << 50),
+        ("dry_base", 0.5),
+        ("typical_p", -1),
+        ("mirostat", 1),
+        ("mirostat_tau", 1e9),
+        ("samplers", ["top_k", "infill"]),
+        ("samplers", "q" * 100_000),
+    ],
+)
+def test_samplers_that_are_wrong(http: httpx.Client, field: str, value: Any) -> None:
+    found = http.post("/completion", json={"prompt": "the", "n_predict": 1, field: value})
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert error["param"].startswith(field)
+    assert "\n" not in error["message"]
+    assert len(error["message"]) < 250
+
+
 def test_a_prompt_can_be_read_into_the_cache(http: httpx.Client) -> None:
     prompt = "the in an " * 20
     read = http.post("/completion", json={"prompt": prompt, "n_predict": 0}).json()
@@ -134,7 +196,10 @@ def test_props_and_slots(http: httpx.Client) -> None:
     assert "im_start" in found["chat_template"]
     slots = http.get("/slots").json()
     assert len(slots) == found["total_slots"]
-    assert not any(slot["is_processing"] for slot in slots)
+    assert not any(slot["is_processing"] or "params" in slot for slot in slots)
+    assert slots[0]["next_token"] == [{"n_decoded": 0, "n_remain": -1, "has_next_token": False}]
+    assert (found["endpoint_slots"], found["endpoint_metrics"]) == (True, True)
+    assert found["modalities"] == {"vision": False, "audio": False}
     assert http.get("/slots", params={"fail_on_no_slot": 1}).status_code == 200
 
 

@@ -388,6 +388,7 @@ def test_settings_are_sent_and_kept(
         "top_p": "0.5",
         "max_tokens": "9",
         "seed": "7",
+        "dry_multiplier": "0.8",
         "stop": "a\nb",
     }
     for name, value in values.items():
@@ -398,6 +399,7 @@ def test_settings_are_sent_and_kept(
     assert "Ended at the limit of tokens, which is in the settings." in texts(browser, ".figures")[-1]
     found = asked[1]
     assert (found.sampling.temperature, found.sampling.top_p, found.sampling.seed) == (0, 0.5, 7)
+    assert found.sampling.dry_multiplier == 0.8
     assert (found.max_tokens, tuple(found.stop)) == (9, ("a", "b"))
     assert "system\nYou are an owl." in speaker.prompts[-1]
     browser.reload()
@@ -411,6 +413,11 @@ def test_settings_are_sent_and_kept(
     browser.run("document.querySelector('[name=top_p]').value = 2")
     click(browser, "Apply")
     assert browser.run("document.querySelector('#settings-dialog').open"), "2 is not within the limits"
+    assert not browser.run("document.querySelector('#samplers-part').open")
+    browser.run("document.querySelector('[name=top_p]').value = 1")
+    browser.run("document.querySelector('[name=typical_p]').value = 2")
+    click(browser, "Apply")
+    assert browser.run("document.querySelector('#samplers-part').open"), "what is wrong is seen"
 
 
 @pytest.mark.browser

@@ -373,6 +373,7 @@ def test_settings_that_the_runtime_has(show: Show) -> None:
     )
     assert shown == ["0.8", "1024"]
     assert texts(browser, "label[for=schema]") == [], "the runtime knows no schemas"
+    assert texts(browser, "#samplers-part summary") == [], "nor such samplers"
     values = {"temperature": "0", "repeat_penalty": "1.1", "seed": "7", "stop": "a\nb", "top_k": "-1"}
     for name, value in values.items():
         browser.run(f"document.querySelector('#settings [name={name}]').value = {json.dumps(value)}")

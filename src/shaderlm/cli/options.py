@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..formats.weight_formats import QUANTIZED
 from .completion import complete_files, complete_models
 from .prompts import read_text
+from .sampler_options import sampler_options
 
 if TYPE_CHECKING:
     from ..engine import GenerationOptions, LanguageModel
@@ -216,6 +217,7 @@ def sampling_options(
             metavar="ID=VALUE",
             help="Add VALUE to the logit of token ID; -inf excludes it. May be repeated.",
         ),
+        sampler_options,
         click.option("--seed", type=int, metavar="N", help="Seed of the sampler: the same seed gives the same text."),
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
         click.option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-turn token."),

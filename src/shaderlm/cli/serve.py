@@ -22,6 +22,7 @@ from .loading import leave_line, status
 from .models import check_device, described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
 from .prompts import read_text
+from .sampler_options import default_sampling_options
 from .streaming import tell
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ def _bytes(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 def _many(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Repeated, or separated by commas."""
     return tuple(each.strip() for text in texts for each in text.split(",") if each.strip())
+
+
+def _aliases(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """As `_many`. Names that come together have no order: answers say the first by the alphabet, as llama-server's."""
+    return tuple(name for text in texts for name in sorted(set(_many(ctx, param, (text,)))))
 
 
 def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,7 +102,7 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
     "--alias",
     "aliases",
     multiple=True,
-    callback=_many,
+    callback=_aliases,
     metavar="NAME",
     help="A name of the model. May be repeated.  [default: those of its file, and what -m says]",
 )
@@ -120,6 +126,7 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 @click.option(
     "-s", "--seed", type=click.IntRange(-(1 << 63), (1 << 63) - 1), metavar="N", help="Seed of requests that have none."
 )
+@default_sampling_options
 @click.option(
     "--chat-template",
     metavar="TEXT|NAME",
@@ -204,6 +211,7 @@ def serve(
     Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
     """
     _check_packages()
+    from ..engine.options import generation_params
     from ..formats.default_model import NAME as DEFAULT_MODEL
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
@@ -222,6 +230,7 @@ def serve(
     hosts_only = web is not None and model is None
     if hosts_only:
         _refuse_model_options()
+    generation_params(options["sampling"])  # a wrong one is an InputError now
     if options["n_predict"] == 0:
         raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
     if not hosts_only:
@@ -426,7 +435,7 @@ def _serve_options(template: str | None, limits: Limits, options: dict[str, Any]
     from ..server.loading import ServeOptions
 
     same = (
-        *("n_predict", "seed", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup"),
+        *("n_predict", "seed", "sampling", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup"),
         *("tags", "strict_model", "thinking", "thinking_budget", "verbose"),
     )
     return ServeOptions(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _RAY_PARTS = 10_000
 _SAME = ("queue", "kv_memory", "share_prefixes", "n_predict", "seed", "reasoning_format", "embedding", "warmup")
 _ANSWERS = ("thinking", "thinking_budget", "tags", "strict_model")
-_ALSO_SAME = ("deterministic", "drain", "backend", "precision", "quantize")
+_ALSO_SAME = ("sampling", "deterministic", "drain", "backend", "precision", "quantize")
 
 
 def serve_replicas(

@@ -356,7 +356,8 @@ class Engine:
         if step.outputs:
             assert step.result is not None
             for state, rows in step.outputs.items():
-                state.owner.take_output(step.result, rows)
+                if not state.host_sampled:
+                    state.owner.take_output(step.result, rows)
         before = list[float]()  # when sequences had their last tokens
         for state, slot in step.sampled:
             handle: Handle = state.owner
@@ -365,14 +366,21 @@ class Engine:
             is_first = len(state.tokens) == state.prompt_tokens
             if is_first:
                 handle.first = now
-            token, logprob, reason = None if tokens is None else int(tokens[slot]), None, None
-            if token is None or state in step.outputs:
-                token, reason = None, "stop"
+            token: int | None = None
+            logprob, reason = None, None
+            if state.host_sampled:
+                assert step.result is not None
+                token, logprob = handle.draw(step.result, step.outputs[state])
+            elif tokens is not None and handle.request.generates:
+                token = int(tokens[slot])
+            if token is None:
+                reason = "stop"
             elif token in handle.request.stop_ids:
                 handle.stop_match, reason = token, handle.stop_reason()
                 token = None
             else:
                 state.tokens.append(token)
+                handle.note_token(token)
                 self._counters.generation_tokens += 1
                 if not is_first:
                     before.append(last)
@@ -383,7 +391,7 @@ class Engine:
                     if reason == "error":
                         self._finish([handle], reason, mask.error)
                         continue
-                if handle.settings.logprobs is not None:
+                if handle.settings.logprobs is not None and not state.host_sampled:
                     logprob = step.logprob(token, slot)
             if reason is not None:
                 self._leave(handle)

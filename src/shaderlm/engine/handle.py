@@ -17,8 +17,11 @@ from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
 from .completion import Completion, Timing, TokenLogprob
+from .dry import Dry
+from .host_sampler import HostSampler
 from .masks import Mask
 from .request import Delta, Request, SequenceInfo, Usage
+from .sampler_order import chain_of, dry_of
 from .sampling import settings_of
 from .scheduler import SequenceState
 from .step_core import OutputRows
@@ -77,6 +80,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if request.min_tokens > 0 and request.stop_ids:
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
+        chain = (
+            chain_of(request.sampling, self.settings, always=request.reports_remaining) if request.generates else None
+        )
+        dry = dry_of(request.sampling) if request.generates else None
+        self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
+        self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
         self.submitted_at = self.started = self.first = self.last = self._ended = 0.0
@@ -89,7 +98,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
-        self.sequence.needs_host_token = self.sequence.mask_pending = self.constraint is not None
+        self.sequence.mask_pending = self.constraint is not None
+        self.sequence.host_sampled = chain is not None
+        on_host = (self.constraint, self._host_sampler, self._dry)  # what its next row depends on
+        self.sequence.needs_host_token = any(each is not None for each in on_host)
         self._engine = engine
         makes_text = request.output == "text"
         options = (request.stop, request.shown_ids, request.lines.min_indent)
@@ -322,6 +334,14 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             self.logits = np.empty((self.sequence.prompt_tokens, logits.shape[1]), np.float32)
         self.logits[rows.position : rows.position + len(logits)] = logits
 
+    def draw(self, result: StepResult, rows: OutputRows) -> tuple[int, TokenLogprob | None]:
+        """Its next token, where the host samples."""
+        assert self._host_sampler is not None
+        assert result.logits is not None
+        (logits,) = result.logits[rows.places]
+        dry = {} if self._dry is None else self._dry.penalties
+        return self._host_sampler.draw(logits, self.sequence.tokens, self.next_settings(), dry)
+
     def take_mask(self, mask: Mask) -> str | None:
         """Its next token can be sampled, or nothing can follow: then the reason why it ends."""
         state = self.sequence
@@ -346,10 +366,20 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def unmasked_settings(self) -> SamplerSettings:
         """The same without the mask of its constraint."""
-        least, state = self.request.min_tokens, self.sequence
+        least, state, settings = self.request.min_tokens, self.sequence, self.settings
         if least and len(state.tokens) - state.prompt_tokens + state.in_flight < least:
-            return self.early_settings
-        return self.settings
+            settings = self.early_settings
+        if self._dry is None or self._host_sampler is not None or not self._dry.penalties:
+            return settings
+        biases = dict(settings.bias)
+        for token, penalty in self._dry.penalties.items():
+            biases[token] = biases.get(token, 0.0) - penalty
+        return settings._replace(bias=tuple(sorted(biases.items())))
+
+    def note_token(self, token: int) -> None:
+        """A token is known, before its text is made: what is asked for next depends on it."""
+        if self._dry is not None:
+            self._dry.accept(token)
 
     def _dropped(self) -> tuple[int, bytes]:
         """How many of the last tokens a stop string touches, and the bytes of them that come before it."""

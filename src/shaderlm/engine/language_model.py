@@ -116,7 +116,8 @@ class LanguageModel:
         (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off),
         repetition_penalty (1: off), presence_penalty, frequency_penalty, logit_bias (token id → number that is added
         to its logit), seed (the same seed gives the same text). logprobs: report the log probability of each token and
-        of this many alternatives.
+        of this many alternatives. dry_multiplier, xtc_probability, typical_p, top_n_sigma, dynatemp_range, mirostat and
+        what belongs to them are llama.cpp's; samplers says which of all act, and in which order.
         """
         if _are_prompts(prompt):
             generation_params(options)  # before the first prompt: an error is not that of a prompt

@@ -66,6 +66,40 @@ class GenerationOptions(TypedDict, total=False):
     """The same seed gives the same text on the same device (default: None, a different one each time)."""
     logprobs: int | None
     """Report the log probability of each token and of this many alternatives, 0 to 20 (default: None, no report)."""
+    dry_multiplier: float
+    """DRY: where the last n tokens came before, subtract dry_multiplier · dry_base^(n − dry_allowed_length) from the
+    token that followed there, if n is at least dry_allowed_length (default: 0, off)."""
+    dry_base: float
+    """See dry_multiplier (default: 1.75)."""
+    dry_allowed_length: int
+    """See dry_multiplier (default: 2)."""
+    dry_penalty_last_n: int
+    """How many of the last tokens DRY looks at; −1: all (default: 64)."""
+    dry_sequence_breakers: Sequence[str]
+    """Strings over which a repetition does not reach (default: newline, colon, quotation mark, asterisk)."""
+    xtc_probability: float
+    """XTC: how often only the least likely is kept of the tokens with at least xtc_threshold (default: 0, never)."""
+    xtc_threshold: float
+    """See xtc_probability (default: 0.1; above 0.5: off)."""
+    typical_p: float
+    """Sample from the tokens whose surprise is nearest to the entropy, which add up to p (default: 1, all)."""
+    top_n_sigma: float
+    """Sample from logits within so many standard deviations of the largest (default: −1, all)."""
+    dynatemp_range: float
+    """The temperature follows the entropy, from temperature − range to temperature + range (default: 0, off)."""
+    dynatemp_exponent: float
+    """temperature − range + 2 · range · (entropy / largest entropy)^exponent (default: 1)."""
+    mirostat: int
+    """2: Mirostat 2.0, which keeps the surprise of tokens near mirostat_tau. It takes the place of all filters
+    (default: 0, off)."""
+    mirostat_tau: float
+    """Bits of surprise that Mirostat aims at (default: 5)."""
+    mirostat_eta: float
+    """How quickly Mirostat follows (default: 0.1)."""
+    samplers: Sequence[str] | None
+    """Which samplers act, in which order: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature
+    (default: None. Temperature comes after the penalties; if one of the samplers above acts but DRY, this order holds).
+    """
     json_schema: Mapping[str, Any] | bool | None
     """The text is JSON that validates against this schema, unless it is cut: then its finish reason is "length".
     Of this option and the next four, one can be given (default: None)."""

@@ -69,6 +69,7 @@ class Request:
     constraint: ConstraintFactory | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
+    reports_remaining: bool = False  # log probabilities are those among the tokens that samplers left
     lines: LineLimits = LineLimits()  # noqa: RUF009 (nothing changes it)
 
     @property

@@ -40,6 +40,7 @@ class SequenceState:
     client: Hashable = None  # whose prefixes it shares
     contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
     needs_host_token: bool = False  # a row can be made only when the token before it is known
+    host_sampled: bool = False  # tokens are drawn on the host, from logits: the device does not have them
     mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
     all_outputs: bool = False  # every row of the prompt gives something, not the last one alone
     over: bool = False  # it has left the batch, or never joins
@@ -280,7 +281,7 @@ class Scheduler:
                 state = rows.state
                 state.in_flight += 1
                 state.remaining -= 1
-                state.on_device = True
+                state.on_device = not state.host_sampled
             if rows.ids is not None:
                 self._insert_prompt(rows.state)
 

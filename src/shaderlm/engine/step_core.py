@@ -33,7 +33,7 @@ class OutputRows(NamedTuple):
 class InFlightStep:
     """A step on its way: the sequences that it runs, and those that get a token, with their slots.
 
-    `outputs`: those that get hidden states or logits.
+    `outputs`: those that get hidden states or logits, of which the host may draw a token.
     """
 
     states: list[SequenceState]
@@ -110,8 +110,10 @@ class StepCore:
             fixed = all(used is state.owner.settings for used, state in zip(self._settings, states, strict=True))
             self._steady = (batch if fixed else None, states, sampled)
             return InFlightStep(states, sampled, tokens)
-        chunks = [self._chunk(rows) for rows in batch.rows]
-        outputs = _outputs(states, chunks)
+        # Logits that are read back come first: no others are read back with them.
+        rows_of_step = sorted(batch.rows, key=lambda rows: not rows.state.host_sampled)
+        chunks = [self._chunk(rows) for rows in rows_of_step]
+        outputs = _outputs([rows.state for rows in rows_of_step], chunks)
         result = self._runner.step(chunks)
         return InFlightStep(states, sampled, result.tokens, result, outputs)
 
@@ -133,6 +135,8 @@ class StepCore:
         gives = _GIVES[state.owner.request.output]
         if gives == "all logits" or not rows.samples:
             return SequenceChunk(sequence, rows.ids, gives if gives == "all logits" else "nothing")
+        if state.host_sampled:
+            return SequenceChunk(sequence, rows.ids, "logits")
         settings = state.owner.next_settings()
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
@@ -176,11 +180,11 @@ class StepCore:
 
 
 def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[SequenceState, OutputRows]:
-    """Of sequences that get hidden states or logits. Before the step, which moves their lengths on."""
+    """Rows of sequences that get hidden states or logits. Before the step, which moves their lengths on."""
     outputs, first = dict[SequenceState, OutputRows](), 0
     for state, chunk in zip(states, chunks, strict=True):
         rows = chunk.rows if chunk.gives == "all logits" else int(chunk.gives != "nothing")
-        if chunk.gives in ("hidden", "all logits"):
+        if chunk.gives in ("hidden", "logits", "all logits"):
             outputs[state] = OutputRows(chunk.sequence.length, slice(first, first + rows))
         first += rows
     return outputs

@@ -40,6 +40,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     share_prefixes: bool = False
     n_predict: int | None = None
     seed: int | None = None
+    sampling: dict[str, Any] = {}  # options of `generate` that requests do not give, such as temperature
     chat_template: str | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
     thinking: bool = True
@@ -79,6 +80,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InputError(
                 f"max_replicas of {name} must be at least replicas, got {self.max_replicas} and {self.replicas}"
             )
+        if self.sampling:
+            from ..engine.options import generation_params  # takes 0.1 s to import
+
+            generation_params(self.sampling)
         if not 0 <= self.gpus <= 1:
             expected = "1, a part of it, or 0: an engine has one device"
             raise InputError(f"num_gpus of {name} must be {expected}; got {self.gpus:g}")

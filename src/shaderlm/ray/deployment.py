@@ -121,6 +121,7 @@ def load_served(config: ModelConfig, name: str, device: str, **options: Any) -> 
         names=config.aliases if name in ("", config.model or DEFAULT_MODEL) else (name, *config.aliases),
         n_predict=config.n_predict,
         seed=config.seed,
+        sampling=config.sampling,
         reasoning="none" if config.reasoning_format == "none" else "auto",
         thinking=config.thinking,
         thinking_budget=config.thinking_budget,

@@ -334,8 +334,8 @@ class GpuSteps(Runner):
         pending = self.device.submit(programs, self.token_region(requests) if "token" in gives else None)
         tokens = None if pending is None else self.tokens(pending, requests)
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
-        logits = self._rows_of("logits", outputs) if gives & {"logits", "all logits"} else None
-        return StepResult(tokens, logits, self._rows_of("states", outputs) if "hidden" in gives else None)
+        logits = self._rows_of("logits", _rows_with_logits(parts)) if gives & {"logits", "all logits"} else None
+        return StepResult(tokens, logits, self._rows_of("states", len(outputs)) if "hidden" in gives else None)
 
     def tokens(self, pending: PendingReadBack, requests: Sequence[LogprobRequest] | None) -> Tokens:
         """What is read back from `token_region`."""
@@ -358,9 +358,9 @@ class GpuSteps(Runner):
         """The context class of a step whose longest row sees so many keys; for such decode rows there is one, too."""
         return context_class(self.config.context if decode and self.deterministic else keys, self.config.head_width)
 
-    def _rows_of(self, name: str, outputs: NDArray[Any]) -> Callable[[], F32]:
-        """What a head gave for the outputs of the step that was submitted last, on its way."""
-        rows, width = len(outputs), self.config.vocabulary if name == "logits" else self.config.hidden
+    def _rows_of(self, name: str, rows: int) -> Callable[[], F32]:
+        """What a head gave for the first outputs of the step that was submitted last, on its way."""
+        width = self.config.vocabulary if name == "logits" else self.config.hidden
         pending = self.device.submit([], (self._buffers[name], 4 * rows * width))
         assert pending is not None
         return lambda: pending.wait().view(np.float32).reshape(rows, width)
@@ -420,6 +420,15 @@ class GpuSteps(Runner):
             "cache": self.cache,
             "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
         }
+
+
+def _rows_with_logits(parts: Sequence[SequenceChunk]) -> int:
+    """How many outputs there are up to the last one that asks for logits."""
+    rows = last = 0
+    for part in parts:
+        rows += part.rows if part.gives == "all logits" else int(part.gives != "nothing")
+        last = rows if part.gives in ("logits", "all logits") else last
+    return last
 
 
 def _together(entries: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:

@@ -99,7 +99,7 @@ class StepResult:
 
     @property
     def logits(self) -> F32 | None:
-        """[rows, vocabulary], in the order of the step's outputs. Waits for them the first time."""
+        """[rows, vocabulary], in the order of the step's outputs, up to the last that asks for them. Waits for them."""
         if self._logits is None and self.wait_for_logits is not None:
             self._logits = self.wait_for_logits()
         return self._logits

@@ -180,8 +180,11 @@ def conversation_of(body: types.ChatRequest) -> Conversation:
     choice = body.tool_choice
     if choice not in (None, "none", "auto") and not body.tools:
         raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
+    messages = [template_message(i, message) for i, message in enumerate(body.messages)]
+    if continues and isinstance(body.messages[-1].content, list):  # parts of an answer are paragraphs
+        messages[-1]["content"] = "\n\n".join(part.text for part in body.messages[-1].content)
     return Conversation(
-        [template_message(i, message) for i, message in enumerate(body.messages)],
+        messages,
         tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
         tool_choice=named_tool(choice.function.name) if isinstance(choice, types.NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,

@@ -54,8 +54,13 @@ OPENAI_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0}
 LLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
-# Fields that are options of the engine, by the same names.
+# Fields that are options of the engine, by the same names: numbers of samplers that not every request has, and others.
+SAMPLER_FIELDS = (
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "xtc_probability", "xtc_threshold"),
+    *("typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
 _OPTIONS = (
+    *(*SAMPLER_FIELDS, "dry_sequence_breakers", "samplers"),
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
     *("stop", "stop_token_ids", "ignore_eos", "min_tokens", "cache_prompt", "grammar", "json_schema"),
 )
@@ -65,7 +70,7 @@ def options_of(body: SamplingFields, served: ServedModel, defaults: Mapping[str,
     """Options of `LanguageModel.request`, without the length and the report of log probabilities."""
     check_supported(body)
     given = {name: getattr(body, name) for name in _OPTIONS if getattr(body, name) is not None}
-    options = {**defaults, **served.model.sampling_defaults, **given}
+    options = {**defaults, **served.sampling_defaults, **given}
     if body.repeat_penalty is not None:
         if body.repetition_penalty not in (None, body.repeat_penalty):
             message = "repeat_penalty and repetition_penalty differ; give one of them"

@@ -12,9 +12,10 @@ from msgspec import UNSET, UnsetType
 
 from ..engine import Delta, Handle, Request, TokenLogprob
 from ..engine.request import Output
+from ..engine.sampler_order import order_of
 from ..text.stream import LineLimits
 from .errors import ApiError
-from .generation import LLAMA_DEFAULTS, Progress, max_tokens, options_of, timings_of
+from .generation import LLAMA_DEFAULTS, SAMPLER_FIELDS, Progress, max_tokens, options_of, timings_of
 from .logprobs import finite
 from .output import finish_of
 from .routes import Endpoint, Prepared, Writer, sse
@@ -36,7 +37,7 @@ class LlamaCompletions(Prepared):
     def __init__(self, served: ServedModel, body: types.LlamaCompletionRequest | types.InfillRequest) -> None:
         super().__init__(served, body)
         options = options_of(body, served, LLAMA_DEFAULTS)
-        limit = max_tokens(served, body.n_predict)
+        limit = max_tokens(served, body.n_predict, body.max_tokens)
         options |= {"max_tokens": max(limit, 1), "logprobs": body.n_probs or None}
         if body.ignore_eos:  # they are never sampled; elsewhere the text goes on after them
             ends = dict.fromkeys(served.model.tokenizer.stop_ids, -math.inf)
@@ -46,9 +47,9 @@ class LlamaCompletions(Prepared):
         output: Output = "text" if limit else "hidden"
         prompts = self._prompts()
         self.prompts = [each if isinstance(each, str) else served.model.detokenize(each) for each in prompts]
-        self.requests = [
-            replace(served.model.request(prompt, **options), output=output, lines=lines) for prompt in prompts
-        ]
+        more: dict[str, Any] = {"output": output, "lines": lines}
+        more["reports_remaining"] = bool(body.n_probs and body.post_sampling_probs)
+        self.requests = [replace(served.model.request(prompt, **options), **more) for prompt in prompts]
         if self.return_progress and len(self.requests) > 1:
             raise ApiError(400, "return_progress is for one prompt; send one", param="return_progress")
 
@@ -71,16 +72,18 @@ class LlamaCompletions(Prepared):
         """Those of tokens, if they are asked for."""
         if not logprobs or not self.body.n_probs:
             return UNSET
-        tokenizer = self.served.model.tokenizer
+        tokenizer, is_prob = self.served.model.tokenizer, bool(self.body.post_sampling_probs)
 
-        def fields(token: int, logprob: float) -> tuple[int, str, list[int], float]:
+        def fields(token: int, logprob: float) -> tuple[Any, ...]:
             raw = tokenizer.piece(token)
-            return token, raw.decode(errors="replace"), list(raw), finite(logprob)
+            values = (UNSET, min(1.0, math.exp(logprob))) if is_prob else (finite(logprob), UNSET)
+            return token, raw.decode(errors="replace"), list(raw), *values
 
         probabilities = []
         for each in logprobs:
             top = [types.TokenProbability(*fields(*pair)) for pair in each.top]
-            probabilities.append(types.CompletionProbability(*fields(each.id, each.logprob), top))
+            tops = (UNSET, top) if is_prob else (top, UNSET)
+            probabilities.append(types.CompletionProbability(*fields(each.id, each.logprob), *tops))
         return probabilities
 
     def last(self, index: int, handle: Handle, content: str, tokens: list[int], probabilities: Any = UNSET) -> Any:
@@ -225,6 +228,9 @@ def settings_of(request: Request) -> types.GenerationSettings:
             types.TokenBias(token, bias if math.isfinite(bias) else None) for token, bias in sampling.logit_bias.items()
         ],
         max_tokens=limit,
+        **{name: getattr(sampling, name) for name in SAMPLER_FIELDS},
+        dry_sequence_breakers=list(sampling.dry_sequence_breakers),
+        samplers=list(order_of(sampling)),
     )
 
 
@@ -255,7 +261,7 @@ def props(served: ServedModel, *, slots: bool, metrics: bool) -> types.Props:
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
-    sampling = {**LLAMA_DEFAULTS, **model.sampling_defaults}
+    sampling = {**LLAMA_DEFAULTS, **served.sampling_defaults}
     default = model.request([0], max_tokens=max_tokens(served), **sampling)
     return types.Props(
         default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..engine import EngineOptions, LanguageModel
 from ..errors import InputError, ModelError
@@ -23,6 +23,7 @@ class ServeOptions:
     names: tuple[str, ...] = ()
     n_predict: int | None = None
     seed: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)  # other options, as for `generate`
     reasoning: Literal["auto", "none"] = "auto"
     thinking: bool = True
     thinking_budget: int | None = None
@@ -71,6 +72,7 @@ def serve_model(
         names=options.names,
         n_predict=None if predict is None or predict < 0 else predict,
         seed=options.seed,
+        sampling=options.sampling,
         reasoning=options.reasoning,
         thinking=options.thinking,
         thinking_budget=options.thinking_budget,

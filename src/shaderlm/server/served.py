@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..engine import LanguageModel
 from ..version import __version__
@@ -22,6 +23,7 @@ class ServedModel:
     names: tuple[str, ...] = ()  # of --alias; the first is what responses say. None: those of the file
     n_predict: int | None = None  # tokens to generate at most where a request does not say; None: until the end
     seed: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)  # instead of the model's own values
     reasoning: Literal["auto", "none"] = "auto"  # none: thoughts stay in the text
     thinking: bool = True  # may the model think, where a request does not say?
     thinking_budget: int | None = None  # tokens to think at most
@@ -53,6 +55,11 @@ class ServedModel:
         """Another model is a 404."""
         if not self.knows(name):
             raise ApiError(404, f"the model {name!r} is not served here; there is {self.name!r}", param="model")
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Options of sampling where a request does not say: the server's, or the model's own."""
+        return {**self.model.sampling_defaults, **self.sampling}
 
     @property
     def context(self) -> int:

@@ -2,9 +2,14 @@
 
 import { byId } from "./dom.js";
 
+// Of samplers that servers have, and browsers do not.
+const SAMPLERS = [
+  "dry_multiplier", "dry_base", "dry_allowed_length", "xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma",
+  "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta",
+];
 const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "max_tokens",
-  "seed",
+  "seed", ...SAMPLERS,
 ];
 const TEXTS = ["system", "stop", "schema"];
 
@@ -16,7 +21,8 @@ export function requestFields(settings, defaults, hasSchemas = true) {
   for (const name of ["temperature", "top_p", "top_k", "min_p", "max_tokens"]) {
     if (defaults?.[name] !== undefined) found[name] = defaults[name];
   }
-  for (const name of NUMBERS) if (settings[name] !== undefined) found[name] = settings[name];
+  const numbers = NUMBERS.filter((name) => hasSchemas || !SAMPLERS.includes(name));
+  for (const name of numbers) if (settings[name] !== undefined) found[name] = settings[name];
   const stop = (settings.stop ?? "").split("\n").filter((line) => line !== "");
   if (stop.length) found.stop = stop;
   if (settings.schema && hasSchemas) {
@@ -72,8 +78,9 @@ function read() {
 /** Let people change settings. `apply` gets the new ones; Escape and Cancel change nothing. */
 export function startSettings(apply, hasSchemas) {
   const form = byId("settings");
-  byId("schema-part").hidden = !hasSchemas;
+  byId("schema-part").hidden = byId("samplers-part").hidden = !hasSchemas;
   field("schema").addEventListener("input", checkSchema);
+  byId("samplers-part").addEventListener("invalid", () => { byId("samplers-part").open = true; }, true); // to be seen
   form.addEventListener("submit", () => apply(read())); // method=dialog: only a form that is right is submitted
   byId("settings-reset").addEventListener("click", () => {
     for (const name of [...NUMBERS, ...TEXTS]) field(name).value = "";

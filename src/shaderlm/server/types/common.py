@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ...engine.sampling import MAX_U32, RANGES
+from ...engine.sampling import MAX_BREAKER, MAX_BREAKERS, MAX_U32, RANGES
 from ...graph.sampling import MAX_LOGPROBS
 
 MAX_PROMPTS = 2048  # OpenAI's
@@ -31,6 +31,7 @@ MinP = Annotated[float, _within("min_p")]
 RepetitionPenalty = Annotated[float, _within("repetition_penalty")]
 Penalty = Annotated[float, _within("presence_penalty")]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_U32, description="−1 or 0: all tokens")]
+Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_U32)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_U32)]
@@ -92,13 +93,22 @@ class SamplingFields(Struct, kw_only=True):
     id_slot: Annotated[int, Meta(description="has no effect: sequences have no fixed slots")] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
-    # Known from llama-server, and honoured only with the value that switches them off.
-    mirostat: Annotated[Any, only(0)] = None
-    dynatemp_range: Annotated[Any, only(0)] = None
-    typical_p: Annotated[Any, only(1)] = None
-    xtc_probability: Annotated[Any, only(0)] = None
-    dry_multiplier: Annotated[Any, only(0)] = None
-    top_n_sigma: Annotated[Any, only(-1, 0)] = None
+    dry_multiplier: Annotated[float, _within("dry_multiplier")] | None = None
+    dry_base: Annotated[float, _within("dry_base")] | None = None
+    dry_allowed_length: CountOrZero | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=MAX_U32, description="−1: all tokens")] | None = None
+    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=MAX_BREAKERS)] | None = None
+    xtc_probability: Annotated[float, _within("xtc_probability")] | None = None
+    xtc_threshold: Annotated[float, _within("xtc_threshold")] | None = None
+    typical_p: Annotated[float, _within("typical_p")] | None = None
+    top_n_sigma: Annotated[float, _within("top_n_sigma")] | None = None
+    dynatemp_range: Annotated[float, _within("dynatemp_range")] | None = None
+    dynatemp_exponent: Annotated[float, _within("dynatemp_exponent")] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2, description="2: Mirostat 2.0; 1 is not supported")] | None = None
+    mirostat_tau: Annotated[float, _within("mirostat_tau")] | None = None
+    mirostat_eta: Annotated[float, _within("mirostat_eta")] | None = None
+    samplers: list[str] | str | None = None
+    # Known from llama-server, and honoured only with the value that switches it off.
     post_sampling_probs: Annotated[Any, only(False)] = None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .common import CountOrZero, PromptProgress, SamplingFields, Timings, TokenId, only
+from .common import CountOrZero, Predict, PromptProgress, SamplingFields, Timings, TokenId, only
 
 
 class PromptObject(Struct, kw_only=True):
@@ -20,8 +20,10 @@ class LlamaFields(SamplingFields, kw_only=True):
     """What `/completion` and `/infill` have in common."""
 
     return_tokens: bool | None = None
+    max_tokens: Predict | None = None
     t_max_predict_ms: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
     n_indent: CountOrZero | None = None
+    post_sampling_probs: bool | None = None
     response_fields: list[str] | None = None
     # Known, and honoured only with the value that changes nothing.
     n_keep: Annotated[Any, only(0, -1)] = None
@@ -36,7 +38,6 @@ class LlamaCompletionRequest(LlamaFields, kw_only=True):
     """`POST /completion`. A list without token ids is several prompts, whose answers are a list."""
 
     prompt: str | PromptObject | Annotated[list[str | TokenId | PromptObject | MixedPrompt], Meta(min_length=1)]
-    samplers: Annotated[Any, only()] = None
 
 
 class InfillFile(Struct, kw_only=True):
@@ -53,22 +54,23 @@ class InfillRequest(LlamaFields, kw_only=True):
     input_suffix: str
     prompt: str | None = None
     input_extra: list[InfillFile] | None = None
-    samplers: Annotated[Any, only()] = None
 
 
 class TokenProbability(Struct):
-    """A token that was likely."""
+    """A token that was likely. With `post_sampling_probs` its probability among those that samplers left."""
 
     id: int
     token: str
     bytes: list[int]
-    logprob: float
+    logprob: float | UnsetType = UNSET
+    prob: float | UnsetType = UNSET
 
 
 class CompletionProbability(TokenProbability):
     """The token that was sampled, and those that were likely."""
 
-    top_logprobs: list[TokenProbability]
+    top_logprobs: list[TokenProbability] | UnsetType = UNSET
+    top_probs: list[TokenProbability] | UnsetType = UNSET
 
 
 class TokenBias(Struct):
@@ -96,6 +98,21 @@ class GenerationSettings(Struct):
     cache_prompt: bool
     logit_bias: list[TokenBias]
     max_tokens: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    xtc_probability: float
+    xtc_threshold: float
+    typical_p: float
+    top_n_sigma: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    samplers: list[str]
 
 
 class LlamaCompletion(Struct, kw_only=True):
