@@ -185,6 +185,8 @@ def test_options_of_sampling(server: Running) -> None:
     assert (list(found.stop), found.max_tokens) == (["x", "y"], 5)
     assert sampling(repeat_penalty=1.2, repeat_last_n=0).sampling.repetition_penalty == 1
     assert sampling(seed=-1).sampling.seed is None
+    other = sampling(mirostat=2, mirostat_tau=4, typical_p=0.5).sampling
+    assert (other.mirostat, other.mirostat_tau, other.typical_p) == (2, 4, 0.5)
     assert sampling(unknown=1).max_tokens == served.context
 
 

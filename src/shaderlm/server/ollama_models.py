@@ -82,7 +82,7 @@ def show(served: ServedModel, body: types.OllamaShowRequest) -> types.OllamaShow
     model, report = served.model, served.model.report
     config, kind = model.config, report.architecture
     words = {"repetition_penalty": "repeat_penalty"}
-    values = {words.get(name, name): value for name, value in model.sampling_defaults.items()}
+    values = {words.get(name, name): value for name, value in served.sampling_defaults.items()}
     parameters = {"num_ctx": served.context, **values}
     template = model.chat_template
     lines = [f"FROM {report.path}", *(f"PARAMETER {name} {value}" for name, value in parameters.items())]
