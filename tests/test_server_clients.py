@@ -444,6 +444,19 @@ def test_templates_know_the_day() -> None:
     assert ChatTemplate("{{ date_string }}").render(ASK, kwargs={"date_string": "now"}) == "now"
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for m in messages %}{{ '[' + m['content'].strip() + ']' }}{% endfor %}{# tools #}", "[the an in][]"),
+        ("{% for m in messages %}{{ '-' if m['content'] is none else '+' }}{% endfor %}", "+-"),
+    ],
+)
+def test_calls_without_content(source: str, expected: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert ChatTemplate(source + "{% if tools %}{% endif %}").render(messages) == expected
+
+
 def test_a_template_that_takes_tools_as_text() -> None:
     template = ChatTemplate("{{ functions + messages[0]['content'] }}")
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}

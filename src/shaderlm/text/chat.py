@@ -37,6 +37,10 @@ class RenderLimits:
     max_bytes: int = 4_000_000  # of its text, in UTF-8
 
 
+class _FailedError(ModelError):
+    """A template failed, as a program does."""
+
+
 class ChatTemplate:
     """Renders messages to the text that a chat checkpoint was trained on.
 
@@ -129,7 +133,13 @@ class ChatTemplate:
             "documents": None,
             **self._special,
         }
-        text = self._ask(variables)
+        try:
+            text = self._ask(variables)
+        except _FailedError:  # some templates take every content for a text, others tell calls by its absence
+            texts = [{**each, "content": each.get("content") or ""} for each in conversation]
+            if texts == [*conversation]:
+                raise
+            text = self._ask({**variables, "messages": texts})
         if end and end not in text:
             raise InputError("the chat template leaves out the last message, which therefore cannot be continued")
         if end:
@@ -189,7 +199,7 @@ class ChatTemplate:
             "memory": "needs too much memory",
             "ended": "ends the process that renders it",
         }
-        raise ModelError(f"{self._name} {problems[kind]}")
+        raise (_FailedError if kind == "failed" else ModelError)(f"{self._name} {problems[kind]}")
 
 
 def _dates() -> dict[str, str]:
