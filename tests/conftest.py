@@ -74,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
     parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
     parser.addoption("--ray", action="store_true", help="only the tests that need Ray")
+    parser.addoption("--clients", action="store_true", help="only the tests with packages of other programs")
     parser.addoption("--browser", action="store_true", help="also open pages and run kernels in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
@@ -92,10 +93,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that `--gpu-only` or `--ray` leaves out are not even imported."""
+    """Files that `--gpu-only`, `--ray` or `--clients` leaves out are not even imported."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if config.getoption("--ray") and is_test and not collection_path.stem.startswith("test_ray"):
-        return True
+    for name in ("ray", "clients"):
+        if config.getoption(f"--{name}") and is_test and not collection_path.stem.startswith(f"test_{name}"):
+            return True
     return True if config.getoption("--gpu-only") and is_test and collection_path.stem not in _GPU else None
 
 
@@ -115,7 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     implementation = config.getoption("--backend")
-    if (item.get_closest_marker("ray") is not None) != config.getoption("--ray"):
+    if any((item.get_closest_marker(name) is not None) != config.getoption(f"--{name}") for name in ("ray", "clients")):
         return False
     if item.get_closest_marker("browser"):
         left_out = not config.getoption("--browser")

@@ -67,6 +67,7 @@ def running(
     host: str = "127.0.0.1",
     limits: Limits = Limits(),  # noqa: B008
     log: RequestLog | None = None,
+    pull: bool = False,
 ) -> Iterator[Running]:
     """A server, from its first answer to its end. `wait`: until the model is loaded. `web`: an export beside it."""
     ready, loaded, address = threading.Event(), threading.Event(), ""
@@ -76,7 +77,7 @@ def running(
         address = found
         ready.set()
 
-    service = Service(load_model, metrics=metrics, slots=slots, limits=limits)
+    service = Service(load_model, metrics=metrics, slots=slots, limits=limits, pull=pull)
     service.on_loaded = lambda served: loaded.set()
     app = make_app(service, keys=keys, origins=Origins(origins), host=host, web=web, log=log)
     server = make_server(app, service, host=host, port=port, drain=drain, ready=listening)

@@ -35,6 +35,7 @@ from shaderlm.server.prepare import decode
 from shaderlm.server.running import listen
 from shaderlm.server.served import ServedModel
 from shaderlm.server.service import MAX_LARGE_BODIES, Service, WriteCoalescing
+from shaderlm.server.types.ollama import OllamaGenerateRequest
 from shaderlm.server.types.openai import ChatRequest, CompletionRequest
 from shaderlm.server.types.responses import ResponsesRequest
 
@@ -448,6 +449,9 @@ def test_a_stream_that_cannot_be_written_leaves_nothing_behind(
         (CompletionRequest, {"prompt": ["x"] * 100}, False),
         (CompletionRequest, {"prompt": "x", "logit_bias": {"1": 1}}, False),
         (CompletionRequest, {"prompt": "x", "stop_token_ids": [1]}, False),
+        (OllamaGenerateRequest, {"prompt": "x"}, False),
+        (OllamaGenerateRequest, {"prompt": "x", "raw": True}, True),
+        (OllamaGenerateRequest, {"prompt": "x", "raw": True, "format": "json"}, False),
     ],
 )
 def test_only_what_is_quick_is_prepared_in_the_event_loop(kind: Any, body: dict[str, Any], quick: bool) -> None:

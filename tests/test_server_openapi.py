@@ -46,7 +46,7 @@ CHECKS: list[Any] = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = write_tiny_llama(tmp_path_factory.mktemp("server") / "tiny.gguf", context=64)
-    with running(loader(path, embedding=True)) as made:
+    with running(loader(path, embedding=True), pull=True) as made:
         yield made
 
 

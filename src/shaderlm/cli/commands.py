@@ -28,7 +28,7 @@ SUMMARIES = {
     "pull": "Fetch a model.",
     "rm": "Remove a model, or what is left of its download.",
     "run": "Chat with a model, or answer PROMPT and end.",
-    "serve": "Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.",
+    "serve": "Answer the HTTP APIs of OpenAI, Anthropic, llama.cpp and Ollama.",
     "tokenize": "Show the tokens of a text, or the text of tokens.",
     "tune": "Find the fastest kernels for a model on this device.",
 }

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +160,11 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 )
 @click.option("--embedding", "--embeddings", is_flag=True, help="Answer /v1/embeddings.")
 @click.option(
+    "--pull/--no-pull",
+    default=None,
+    help="Let clients fetch models by /api/pull.  [default: only without keys, on this machine alone]",
+)
+@click.option(
     "--web",
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
@@ -199,7 +205,7 @@ def serve(
     ctx_size: int | None,
     **options: Any,
 ) -> None:
-    """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.
+    """Answer the HTTP APIs of OpenAI, Anthropic, llama.cpp and Ollama.
 
     A browser shows a chat at the server's address. Ctrl-C lets requests finish, twice ends them.
     Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
@@ -288,7 +294,13 @@ def serve(
         tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
-    service = Service(None if hosts_only else load, metrics=options["metrics"], slots=options["slots"], limits=limits)
+    service = Service(
+        None if hosts_only else load,
+        metrics=options["metrics"],
+        slots=options["slots"],
+        limits=limits,
+        pull=may_pull(options["pull"], host, keys),
+    )
     log = RequestLog(options["log_file"], options["log_format"], verbose=options["verbose"])
     server = make_server(
         make_app(service, keys=keys, origins=origins, host=host, web=web, log=log),
@@ -373,6 +385,13 @@ def _keys(keys: tuple[str, ...], path: str | None) -> list[str]:
     if not lines:
         raise InputError(f"--api-key-file {path} has no key; write one on each line")
     return [*keys, *lines]
+
+
+def may_pull(wanted: bool | None, host: str, keys: Sequence[str]) -> bool:
+    """May clients fetch models? Where nothing is said, those that can be the server's own user alone."""
+    from ..server.access import is_loopback
+
+    return is_loopback(host) and not keys if wanted is None else wanted
 
 
 def _template(text: str | None, path: str | None) -> str | None:

@@ -29,8 +29,9 @@ from ..server.app import has_large_body, read_body, route_of
 from ..server.errors import ENDING, ApiError, unavailable
 from ..server.limits import Limits, limits_of
 from ..server.metrics import CONTENT_TYPE
+from ..server.ollama import LINES
 from ..server.request_log import PROCESS, REQUEST, ROUTE, Logged, RequestLog
-from ..server.routes import sse
+from ..server.routes import encode, sse
 from ..server.service import MAX_LARGE_BODIES
 from ..server.types.llama_server import Health
 from ..server.types.responses import ErrorEvent
@@ -333,11 +334,13 @@ def _error(problem: Exception, request: str) -> ApiError:
 
 
 def _is_stream(head: ResponseHead) -> bool:
-    return dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream")
+    return dict(head.headers).get(b"content-type", b"").startswith((b"text/event-stream", LINES.encode()))
 
 
 def _event(error: ApiError, path: str) -> bytes:
     """The error as the last event of a stream, in the shape of its API."""
+    if path.startswith("/api/"):
+        return encode(error.ollama_body()) + b"\n"
     if path.startswith("/v1/messages"):
         return sse(error.anthropic_body(), "error")
     if path.removeprefix("/v1").startswith("/responses"):

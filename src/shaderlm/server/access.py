@@ -154,8 +154,9 @@ class Access:
 
 def error_response(problem: ApiError, path: str) -> Response:
     """An error in the shape of the route's family."""
-    body = problem.anthropic_body() if path.startswith("/v1/messages") else problem.body()
-    raw = msgspec.json.encode(body)
+    shapes = {"/v1/messages": problem.anthropic_body, "/api/": problem.ollama_body}
+    shape = next((shape for prefix, shape in shapes.items() if path.startswith(prefix)), problem.body)
+    raw = msgspec.json.encode(shape())
     return Response(raw, problem.status, headers=problem.headers, media_type="application/json")
 
 

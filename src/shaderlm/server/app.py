@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..errors import ShaderlmError
-from . import anthropic, llama_server
+from . import anthropic, llama_server, ollama, ollama_models
 from .access import CLIENT, Access, Origins, error_response
 from .chat import Chat, conversation_of
 from .completions import Completions
@@ -31,7 +31,7 @@ from .limits import Limits
 from .metrics import CONTENT_TYPE
 from .openapi import document
 from .page import asset
-from .prepare import read
+from .prepare import decode, read
 from .request_log import ROUTE, Logged, RequestLog
 from .responses import Responses, count_tokens
 from .routes import Endpoint, Prepared
@@ -50,6 +50,18 @@ from .types.llama_server import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from .types.ollama import (
+    OllamaCopyRequest,
+    OllamaModelRequest,
+    OllamaProgress,
+    OllamaPullRequest,
+    OllamaRunningModels,
+    OllamaShowRequest,
+    OllamaShowResponse,
+    OllamaStatus,
+    OllamaTags,
+    OllamaVersion,
+)
 from .types.openai import ChatRequest, Model, ModelList, ModelMeta
 from .types.responses import ResponsesRequest
 from .web import Export
@@ -59,7 +71,7 @@ LARGE_BODY_BYTES = 1 << 20
 SMALL_BODY_BYTES = 2 << 10
 # Grammars are made of the first ones; each value of the others is checked, for each prompt.
 _SLOW_FIELDS = (
-    *("tools", "response_format", "json_schema", "grammar", "text", "output_config"),
+    *("tools", "response_format", "json_schema", "grammar", "text", "output_config", "format"),
     *("logit_bias", "stop_token_ids", "n"),
 )
 
@@ -112,6 +124,7 @@ async def _compute(
 def is_quick(body: Any) -> bool:
     """Is a small body prepared at once? Templates are not, nor are several prompts or choices."""
     slow = any(getattr(body, name, None) is not None for name in _SLOW_FIELDS)
+    slow = slow or not getattr(body, "raw", True)  # Ollama's prompts are rendered by a template, too
     return isinstance(getattr(body, "prompt", None), str) and not slow
 
 
@@ -202,6 +215,31 @@ async def _lora_adapters(service: Service, request: Request) -> Response:
     return _json([])
 
 
+def _of_models(compute: Callable[[Service], Any]) -> Handler:
+    """Ollama's lists. What a template can do, a process of its own says."""
+
+    async def handler(service: Service, request: Request) -> Response:
+        return _json(await service.prepare(compute, service))
+
+    return handler
+
+
+async def _version(service: Service, request: Request) -> Response:
+    if not service.has_model:
+        service.served  # noqa: B018 (a 501: nothing is computed here)
+    return _json(OllamaVersion(ollama_models.VERSION))
+
+
+async def _pull(service: Service, request: Request) -> Response:
+    body = decode(await read_body(request, service.limits), OllamaPullRequest)
+    return await ollama_models.pull(service, body, request)
+
+
+async def _delete(service: Service, request: Request) -> Response:
+    body = decode(await read_body(request, service.limits), OllamaModelRequest)
+    return _json(await ollama_models.delete(service, body))
+
+
 def _apply_template(served: ServedModel, body: ChatRequest) -> ApplyTemplateResponse:
     return ApplyTemplateResponse(conversation_of(body).text(served))
 
@@ -243,6 +281,7 @@ def _static_routes(service: Service, web: Export | None) -> list[Route]:
 _GENERATING: tuple[type[Prepared], ...] = (
     *(Chat, Completions, Embeddings, Responses, anthropic.Messages),
     *(llama_server.LlamaCompletions, Infill, LlamaEmbeddings),
+    *(ollama.Chat, ollama.Generate, ollama.Embed, ollama.Embeddings),
 )
 
 
@@ -300,6 +339,31 @@ ENDPOINTS: list[Endpoint] = [
     _get("/lora-adapters", "Adapters: none", _lora_adapters, list[Any]),
     _get("/health", "Is the model loaded?", _health, Health, aliases=("/v1/health",)),
     _get("/metrics", "Numbers for Prometheus", _metrics, errors=(501,), media_type=CONTENT_TYPE.partition(";")[0]),
+    _get("/api/tags", "The models that are served", _of_models(ollama_models.tags), OllamaTags, api="Ollama"),
+    _get("/api/ps", "The models that are loaded", _of_models(ollama_models.running), OllamaRunningModels, api="Ollama"),
+    _get("/api/version", "The version of the API", _version, OllamaVersion, api="Ollama"),
+    _post(
+        *("/api/show", "What a model is", OllamaShowRequest, OllamaShowResponse, ollama_models.show),
+        api="Ollama",
+        errors=(404,),
+    ),
+    _post(
+        *("/api/copy", "Not here: a model has its names from the start", OllamaCopyRequest, OllamaStatus),
+        compute=ollama_models.copy,
+        api="Ollama",
+    ),
+    Endpoint(
+        *("/api/pull", "Fetch a model", OllamaPullRequest, OllamaProgress, (OllamaProgress,)),
+        api="Ollama",
+        errors=(404, 501),
+        handler=_pull,
+    ),
+    Endpoint(
+        *("/api/delete", "Remove a model that was fetched here", OllamaModelRequest, OllamaStatus, (), "DELETE"),
+        api="Ollama",
+        errors=(404, 501),
+        handler=_delete,
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Errors as clients see them: status, type and message, in OpenAI's shape or in Anthropic's. Knows no HTTP library."""
+"""Errors as clients see them: status, type and message, in the shapes of the APIs. Knows no HTTP library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from ..errors import ContextSizeError, DeviceError, InputError, ModelError, QueueFullError, UnavailableError
 from .types.anthropic import AnthropicError, AnthropicErrorResponse
 from .types.common import ErrorBody, ErrorResponse
+from .types.ollama import OllamaErrorResponse
 from .types.openai import ChatRequest, CompletionRequest
 
 TYPES = {
@@ -59,6 +60,10 @@ class ApiError(Exception):
         """Anthropic's shape."""
         kind = _ANTHROPIC_TYPES.get(self.status, TYPES[self.status])
         return AnthropicErrorResponse(type="error", error=AnthropicError(kind, str(self)))
+
+    def ollama_body(self) -> OllamaErrorResponse:
+        """Ollama's shape."""
+        return OllamaErrorResponse(str(self))
 
 
 def unsupported(param: str, instead: str) -> ApiError:

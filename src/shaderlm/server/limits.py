@@ -59,7 +59,7 @@ def limits_of(assignments: Iterable[str]) -> Limits:
 # Fields of bodies, of any API, by the limit that they have.
 _COUNTS = {"n": "choices", "top_logprobs": "logprobs", "logprobs": "logprobs", "n_probs": "logprobs"}
 _LISTS = {"stop": "stop_strings", "stop_sequences": "stop_strings", "tools": "tools"}
-_GRAMMARS = ("grammar", "json_schema", "response_format", "text", "output_config", "tools")
+_GRAMMARS = ("grammar", "json_schema", "response_format", "format", "text", "output_config", "tools")
 
 
 def check_limits(body: Any, limits: Limits) -> None:

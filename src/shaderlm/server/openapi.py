@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from ..version import __version__
+from .ollama import LINES
 from .routes import Endpoint
 from .types.anthropic import AnthropicErrorResponse
 from .types.common import ErrorResponse
+from .types.ollama import OllamaErrorResponse
 
 _MEANINGS = {
     400: "The request is wrong: the message says where",
@@ -67,7 +69,10 @@ def _operation(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         return {media_type: {"schema": {"type": "string"} if kind is None else schema_of[str(kind)]}}
 
     answers = content(each.response, each.media_type)
-    if each.events:
+    if each.events and each.api == "Ollama":
+        kinds = [schema_of[str(kind)] for kind in (*each.events, _error(each))]
+        answers[LINES] = {"itemSchema": {"anyOf": kinds}}
+    elif each.events:
         answers["text/event-stream"] = {"itemSchema": _event(each, schema_of)}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": answers}}
     for status in _statuses(each):
@@ -100,7 +105,8 @@ def _event(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 def _error(each: Endpoint) -> type[msgspec.Struct]:
     """The type of an error's body."""
-    return AnthropicErrorResponse if each.api == "Anthropic" else ErrorResponse
+    shapes: dict[str, type[msgspec.Struct]] = {"Anthropic": AnthropicErrorResponse, "Ollama": OllamaErrorResponse}
+    return shapes.get(each.api, ErrorResponse)
 
 
 def _statuses(each: Endpoint) -> Iterable[int]:

@@ -30,6 +30,8 @@ def sse(body: Any, name: str = "") -> bytes:
 class Writer(ABC):
     """Writes the events of a stream. Each method gives whole events, or nothing."""
 
+    media_type: ClassVar[str] = "text/event-stream"
+
     @abstractmethod
     def delta(self, index: int, delta: Delta) -> bytes:
         """What came for one of the handles."""
@@ -45,6 +47,10 @@ class Writer(ABC):
     def end(self) -> bytes:
         """All of them are. Not all streams have a mark of it."""
         return b""
+
+    def keep_alive(self) -> bytes:
+        """What says, after a long silence, that the server is still there."""
+        return b": waiting\n\n"
 
     def error(self, problem: ApiError) -> bytes:
         """The stream ends with an error."""

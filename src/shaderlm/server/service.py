@@ -13,6 +13,7 @@ from ..engine import Engine, Handle, Request
 from .errors import ENDING, ApiError, unavailable
 from .limits import Limits
 from .metrics import Metrics
+from .pulls import Pulls
 from .served import ServedModel
 
 PREPARING_THREADS = 16
@@ -75,8 +76,12 @@ class Service:
         slots: bool = True,
         limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
         reload: bool = True,
+        pull: bool = False,
     ) -> None:
-        """`reload`: load the model again after its device is lost. Otherwise another service takes its place."""
+        """`reload`: load the model again after its device is lost. Otherwise another service takes its place.
+
+        `pull`: clients may fetch models, and remove what they fetched.
+        """
         self._load, self.limits, self._reload = load, limits, reload
         self._served: ServedModel | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -88,6 +93,7 @@ class Service:
         # Requests wait here for templates and grammars, which may take seconds: nothing else does.
         self._preparing = ThreadPoolExecutor(PREPARING_THREADS, "prepare")
         self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
+        self.pulls = Pulls() if pull else None
         self._ending = self._stopped = False
 
     # Loading -------------------------------------------------------------------------------------------------

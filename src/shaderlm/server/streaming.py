@@ -1,6 +1,6 @@
-"""Runs a prepared request and writes its answer, whole or as server-sent events. Who goes away cancels what is theirs.
+"""Runs a prepared request and writes its answer, whole or as a stream. Who goes away cancels what is theirs.
 
-One task writes; another one listens for the client's end and sends a comment where 15 s were silent.
+One task writes; another one listens for the client's end and sends a sign of life where 15 s were silent.
 """
 
 from __future__ import annotations
@@ -84,12 +84,11 @@ class EventStream(Response):
     """A stream of events. Headers are sent with the first one, so that an error before it has its own status."""
 
     def __init__(self, service: Service, prepared: Prepared, handles: Sequence[Handle]) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        )
-        del self.headers["content-length"]
         self._service, self._handles = service, handles
         self._writer = prepared.writer(handles)
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(media_type=self._writer.media_type, headers=headers)
+        del self.headers["content-length"]
         self._reports_progress = prepared.return_progress
         # Log probabilities of long prompts take seconds to write: in a thread, while other streams go on.
         self._scores_prompts = any(each.request.prompt_logprobs is not None for each in handles)
@@ -132,7 +131,7 @@ class EventStream(Response):
             self._last_write = asyncio.get_running_loop().time()
 
     async def _listen(self, receive: Receive, send: Send) -> None:
-        """Until the client is gone; meanwhile a comment after each 15 s without an event."""
+        """Until the client is gone; meanwhile a sign of life after each 15 s without an event."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -143,7 +142,7 @@ class EventStream(Response):
                 if self._lock.locked():  # the reader is slow, not the writer
                     self._last_write = loop.time()
                 elif loop.time() - self._last_write >= SILENT_SECONDS:
-                    await self._write(send, b": waiting\n\n")
+                    await self._write(send, self._writer.keep_alive())
         cancel(self._handles)
 
     async def _events(self) -> AsyncIterator[bytes]:
