@@ -27,7 +27,7 @@ from .test_server import ASK, events
 from .test_server_apis import THINKING
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
+pytestmark = pytest.mark.xdist_group("server clients")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from .serving import Running, loader, running
 from .test_server import ASK, events
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
+pytestmark = pytest.mark.xdist_group("server clients")
 
 
 @pytest.fixture(scope="module")

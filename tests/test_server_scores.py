@@ -20,7 +20,7 @@ from .serving import Running, loader, running
 from .test_server import ASK, events
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
+pytestmark = pytest.mark.xdist_group("server clients")
 
 # What `lm_eval --model local-completions` sends for a choice of an answer.
 LOGLIKELIHOOD: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
