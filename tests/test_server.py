@@ -205,6 +205,7 @@ def test_timings_and_progress(http: httpx.Client) -> None:
         ("verbosity", "high"),
         ("mirostat", 1),
         ("xtc_probability", 1.5),
+        ("min_keep", 2),
         ("post_sampling_probs", True),
         ("stream_options", {"include_usage": True}),
         ("top_logprobs", 3),
@@ -220,7 +221,7 @@ def test_a_field_that_cannot_be_honoured_is_named(http: httpx.Client, field: str
 
 def test_unknown_fields_are_ignored(http: httpx.Client) -> None:
     body = {"messages": ASK, "max_tokens": 1, "unheard_of": [1, {"a": None}], "store": False, "modalities": ["text"]}
-    body |= {"mirostat": 0, "dynatemp_range": 0.0, "typical_p": 1}
+    body |= {"mirostat": 0, "dynatemp_range": 0.0, "typical_p": 1, "min_keep": 1, "adaptive_target": -1.0}
     found = http.post("/v1/chat/completions", json=body)
     assert found.status_code == 200, found.text
 

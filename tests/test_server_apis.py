@@ -319,7 +319,7 @@ def test_fields_of_sampling_are_on_all_routes(server: Running) -> None:
             biased = server.model.tokenize("q", add_special=False)[0]
             assert ask(logit_bias={str(biased): 100}, ignore_eos=True) == "q" * 9
             assert "mirostat" in ask(mirostat=1)
-            hot = {"seed": 3, "temperature": 1.5}
+            hot = {"seed": 3, "temperature": 1.0}
             assert ask(**hot, xtc_probability=1.0, xtc_threshold=0.001) != ask(**hot) != ask(**hot, typical_p=0.1)
             assert "n_predict" in ask(n_predict=3)
         assert response(stop="q", logit_bias={str(biased): 100}) == ""

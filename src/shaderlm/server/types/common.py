@@ -108,7 +108,9 @@ class SamplingFields(Struct, kw_only=True):
     mirostat_tau: Annotated[float, _within("mirostat_tau")] | None = None
     mirostat_eta: Annotated[float, _within("mirostat_eta")] | None = None
     samplers: list[str] | str | None = None
-    # Known from llama-server, and honoured only with the value that switches it off.
+    # Known from llama-server, and honoured only with the value that switches it off. Filters always keep a token.
+    min_keep: Annotated[Any, only(0, 1)] = None
+    adaptive_target: Annotated[Any, only(-1)] = None
     post_sampling_probs: Annotated[Any, only(False)] = None
 
 
