@@ -276,6 +276,9 @@ def test_a_model_against_itself(folder: Path) -> None:
     assert any(line.startswith("Mean PPL(Q)-PPL(base)") for line in lines)
     few = perplexity_of(folder, "--kl-against", path, "--device", "cpu", "--chunks", 1, "--json", text=False).out
     assert json.loads(few)["windows"] == 1
+    options = ("--kl-against", path, "--device", "cpu", "--chunks", 1, "--json")
+    assert run("perplexity", folder / "tiny.gguf", *options).out == few
+    assert run("perplexity", folder / "tiny.gguf", folder / "text.txt", *options).out == few
 
 
 def test_a_base_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
