@@ -89,11 +89,11 @@ def perplexity_of(folder: Path, *arguments: object, model: str = "tiny.gguf", te
 # Perplexity ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "numpy"])
-def test_perplexity(folder: Path, oracle: LanguageModel, device: str) -> None:
+@pytest.mark.parametrize("where", ["cpu", "numpy"])
+def test_perplexity(folder: Path, oracle: LanguageModel, where: str) -> None:
     chunks = len(tokens_of(oracle)) // WINDOW
     value, error = by_llama_cpp(obvious(oracle, chunks)[1])
-    options = ("-c", WINDOW, "--device", device)
+    options = ("-c", WINDOW, "--device", where)
     found = json.loads(perplexity_of(folder, *options, "--json").out)
     assert (found["windows"], found["context"], found["tokens"]) == (chunks, WINDOW, chunks * (WINDOW - FIRST - 1))
     assert (found["perplexity"], found["error"]) == pytest.approx((value, error), rel=1e-4)
