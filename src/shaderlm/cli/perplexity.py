@@ -80,9 +80,9 @@ def perplexity(
 def _model_and_file(
     arguments: tuple[str, ...], model: str | None, file: str | None, *, needs_file: bool
 ) -> tuple[str | None, str | None]:
-    """MODEL and FILE, either of which may be an option."""
+    """MODEL and FILE, either of which may be an option. One argument is FILE, unless it may be left out."""
     left = list(arguments)
-    if file is None and left:
+    if file is None and left and (needs_file or model is not None or len(left) > 1):
         file = left.pop()
     if model is None and left:
         model = left.pop()
