@@ -65,10 +65,10 @@ def test_a_batch_has_the_rows_that_are_asked_for(caps: Any, routes: str) -> None
     """In the kernels of its bucket, which a model takes; a route that was tuned is taken before."""
     kind, config = config_of(*parse(SMALL))
     lowering = Lowering(caps, "fast")
-    graph = step_graph(kind, replace(config, layers=1), caps, 16, lowering.unsupported_reason)
+    graph = step_graph(kind, replace(config, layers=1), caps, 32, lowering.unsupported_reason)
     node = next(node for node in graph.nodes if node.op == "linear" and node.dims["epilogue"] == "add")
-    batch: Any = rows._program(lowering, node, 11).buffers["batch"]
-    assert (batch[0], batch.size) == (11, 4 * 17)
+    batch: Any = rows._program(lowering, node, 19).buffers["batch"]
+    assert (batch[0], batch.size) == (19, 4 * 33)
     assert lowering.route(node).route.name == routes
     entry = Entry("tile_int16", routes, {"tile_int16": 1.0, routes: 1.0}, True)
     lowering = Lowering(caps, "fast", Tuning({("fast", key_of(node.op, node.dims)): entry}))
