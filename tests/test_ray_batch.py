@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from typing import Any
 import pytest
 
 from shaderlm import load
+from shaderlm.cli import batch_parquet
 from shaderlm.cli.batch_parquet import ParquetResults, parquet_requests
+from shaderlm.cli.batch_ray import RayEngines
 from shaderlm.errors import InputError
+from shaderlm.server.batch_ids import request_id
 
+from .command_line import Done, shaderlm
 from .ray_cluster import nothing_of, until
 from .tiny_models import write_tiny_llama
 
@@ -82,50 +87,172 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
     print(f"\n{count:,} requests, killed at {killed}, in {seconds:.0f} s: {err.splitlines()[-2:]}")
 
 
-def test_parquet_holds_requests_and_results(tmp_path: Path) -> None:
+# Before Ray starts -----------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_told_before_ray_starts(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RayEngines, "started", lambda self: pytest.fail("Ray was started"))
+    requests, output, other = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "other.gguf"
+    lines = [request(0), request(1)]
+    requests.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+
+    def run(*arguments: object) -> Done:
+        return shaderlm("batch", requests, "-o", output, "--device", "cpu", "--ray", *arguments)
+
+    for arguments, code, words in (
+        (("-m", "smolm2-135m"), 1, "did you mean smollm2-135m"),
+        (("-m", tmp_path / "none.gguf"), 1, "none.gguf does not exist"),
+        (("-m", broken), 1, "broken.gguf"),
+        (("-m", tiny, "--ctx-size", 1 << 30), 2, "context must be a whole number from 1 to the model's 256"),
+        (("-m", "synthetic:tiny"), 2, "random weights"),
+    ):
+        done = run(*arguments)
+        assert (done.code, done.out, done.err.count("\n")) == (code, "", 1), done.err
+        assert words in done.err
+    body = {"model": "tiny", "choices": []}
+    result = {"id": request_id(lines[0]), "custom_id": "id-0", "response": {"status_code": 200, "body": body}}
+    before = json.dumps({**result, "error": None}) + "\n"
+    output.write_text(before)
+    write_tiny_llama(other, context=256)
+    for arguments in (("-m", other), ("-m", other, "--retry-failed"), ("-m", tiny, "--alias", "gpt")):
+        done = run(*arguments)
+        assert (done.code, output.read_text()) == (2, before)
+        assert "has results of the model 'tiny', and this one is" in done.err
+    lines[1]["body"]["model"] = "gpt"
+    requests.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    done = run("-m", tiny)
+    assert done.code == 2
+    assert f"{requests} line 2 asks for the model 'gpt', and this one is 'tiny'; --alias gpt" in done.err
+
+
+# Parquet ---------------------------------------------------------------------------------------------------
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> str:
     import pyarrow
     from pyarrow import parquet
 
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def result_line(row: dict[str, Any], *, failed: bool = False) -> bytes:
+    response = {"status_code": 400 if failed else 200, "body": {"model": "m"}}
+    return json.dumps(
+        {"id": request_id(row), "custom_id": row["custom_id"], "response": response, "error": {} if failed else None}
+    ).encode()
+
+
+def ids_in(folder: Path) -> list[str]:
+    """Those that any reader of Parquet sees."""
+    from pyarrow import parquet
+
+    return sorted(parquet.read_table(folder).to_pydict()["custom_id"])
+
+
+def test_parquet_has_bodies_as_json_or_as_structs(tmp_path: Path) -> None:
     rows = [request(number) for number in range(3)]
-    path = tmp_path / "in.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist([{**row, "body": json.dumps(row["body"])} for row in rows]), path)
-    with parquet_requests(str(path)) as requests:
-        assert [requests.read(line) for line in requests.lines] == rows
-        ids = [line.id for line in requests.lines]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "structs.parquet")
-    with parquet_requests(str(tmp_path / "structs.parquet")) as requests:
-        assert [line.id for line in requests.lines] == ids
-    folder = tmp_path / "out.parquet"
-    for number in range(3):  # three runs, each killed after its part
-        output = ParquetResults(folder)
-        assert sorted(output.ids) == [f"id-{each}" for each in range(number)]
-        line = {
-            "id": ids[number],
-            "custom_id": f"id-{number}",
-            "response": {"status_code": 200, "body": {"model": "m"}},
-        }
-        output.add(f"id-{number}", json.dumps({**line, "error": None}).encode(), failed=number == 1)
-        with pytest.raises(InputError, match="written by another run"):
-            ParquetResults(folder)
-        output.close()
-    output = ParquetResults(folder)
-    assert (output.failed, output.model) == ({"id-1"}, "m")
-    output.drop_failed()
-    output.close()
-    assert sorted(parquet.read_table(folder).to_pydict()["custom_id"]) == ["id-0", "id-2"]
-    assert not (folder / ".lock").exists()
+    # Each has a field that others have not, at every depth. A null in a list is a value.
+    rows[0]["body"] |= {"model": "tiny", "response_format": {"type": "json_object"}}
+    rows[1]["body"]["messages"][0]["name"] = "you"
+    rows[2]["body"] |= {"stop": ["a", None], "response_format": {"json_schema": {"name": "one"}}}
+    texts = [{**row, "body": json.dumps(row["body"])} for row in rows]
+    for path in (write_table(tmp_path / "a.parquet", texts), write_table(tmp_path / "b.parquet", rows)):
+        with parquet_requests(path) as requests:
+            assert [requests.read(line) for line in requests.lines] == rows
+            assert [line.id for line in requests.lines] == [request_id(row) for row in rows]
+            assert requests.models == {"tiny": 1}
 
 
 def test_parquet_that_is_wrong_says_where(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
+    row = {**request(0), "body": "{}"}
+    for rows, words in (
+        ([row, {**row, "custom_id": "b", "body": "{"}], "row 2 must be JSON in UTF-8: body: Expecting property name"),
+        ([{**row, "body": {"at": datetime(2026, 1, 1)}}], "row 1 must be JSON in UTF-8: body: Object of type datetime"),
+        ([row, row], "row 2 has the custom_id 'id-0' of row 1"),
+        ([{**row, "custom_id": 5}], "row 1 must be an object with a custom_id, a text; got custom_id 5"),
+        ([{"custom_id": "a"}], "which must have the columns custom_id, method, url, body"),
+    ):
+        path = write_table(tmp_path / "in.parquet", rows)
+        with pytest.raises(InputError, match=words), parquet_requests(path):
+            pass
+    (tmp_path / "text.parquet").write_text("text")
+    for path, words in ((tmp_path / "text.parquet", "must have the columns"), (tmp_path / "none.parquet", "No such")):
+        with pytest.raises(InputError, match=words), parquet_requests(str(path)):
+            pass
 
-    path = tmp_path / "in.parquet"
-    row = {**request(0), "body": "{"}
-    parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-    with pytest.raises(InputError, match="row 1: the body must be JSON"), parquet_requests(str(path)):
-        pass
-    row["body"] = "{}"
-    parquet.write_table(pyarrow.Table.from_pylist([row, row]), path)
-    with pytest.raises(InputError, match="the custom_id 'id-0' twice"), parquet_requests(str(path)):
-        pass
+
+def test_parquet_results_are_in_few_parts_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, folder = [request(number) for number in range(10)], tmp_path / "out.parquet"
+    lines = [result_line(row, failed=number == 1) for number, row in enumerate(rows)]
+    monkeypatch.setattr(batch_parquet, "PART_BYTES", 4 * len(lines[0]))
+
+    def parts() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    output = ParquetResults(folder)
+    for number in range(6):
+        output.add(f"id-{number}", lines[number], failed=number == 1)
+        output.sync()
+    assert parts() == [".newest.jsonl", "part-000000.parquet"], "a part has some size, however often it is synced"
+    with pytest.raises(InputError, match="is being written by another run"):
+        ParquetResults(folder)
+    os.close(output._fd)  # a kill
+    output = ParquetResults(folder)
+    assert sorted(output.ids) == [f"id-{number}" for number in range(6)]
+    assert (output.failed, output.model) == ({"id-1"}, "m")
+
+    def killed(fd: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    output.add("id-6", lines[6], failed=False)
+    with monkeypatch.context() as patched:  # after a part is written, and before the file is emptied
+        patched.setattr("shaderlm.cli.batch_parquet.os.ftruncate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            output.add("id-7", lines[7], failed=False)
+    os.close(output._fd)
+    (folder / ".part-000002.parquet.1.1").touch()  # a part that a kill has cut off
+    output = ParquetResults(folder)
+    assert sorted(output.ids) == [f"id-{number}" for number in range(8)]
+    for number in (8, 9):
+        output.add(f"id-{number}", lines[number], failed=False)
+    output.close()
+    assert ids_in(folder) == [f"id-{number}" for number in range(10)]
+    assert parts() == [f"part-{number:06d}.parquet" for number in range(3)]
+    output = ParquetResults(folder)
+    output.drop_failed()
+    output.close()
+    assert ids_in(folder) == [f"id-{number}" for number in range(10) if number != 1]
+
+
+def test_a_run_that_ends_and_one_that_begins_do_not_both_write(tmp_path: Path) -> None:
+    """The second has opened the file that locks, and the first removes it before the second has the lock."""
+    import fcntl
+
+    folder, flock = tmp_path / "out.parquet", fcntl.flock
+    first = ParquetResults(folder)
+    waiting = [first]
+
+    def late(fd: int, operation: int) -> None:
+        if waiting:
+            waiting.pop().close()
+        flock(fd, operation)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fcntl, "flock", late)
+        second = ParquetResults(folder)
+    with pytest.raises(InputError, match="written by another run"):
+        ParquetResults(folder)
+    second.close()
+    assert [*folder.iterdir()] == []
+
+
+def test_a_folder_of_other_parts_is_not_written_to(tmp_path: Path) -> None:
+    folder = tmp_path / "out.parquet"
+    folder.mkdir()
+    write_table(folder / "part-0.parquet", [{"a": 1}])
+    for _ in range(2):  # the lock is free again
+        with pytest.raises(InputError, match="which must have the columns custom_id, id, failed"):
+            ParquetResults(folder)

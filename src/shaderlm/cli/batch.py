@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import DeviceError, InputError, ModelError
 from ..install import install_command
-from .batch_files import Line, RequestFile, ResultFile, Results, request_file
+from .batch_files import Line, Requests, ResultFile, Results, request_file
 from .batch_parquet import PARQUET, ParquetResults, parquet_requests
-from .batch_ray import run_by_ray
+from .batch_ray import ray_engines
 from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
@@ -24,7 +24,7 @@ from .streaming import tell
 
 if TYPE_CHECKING:
     from ..server.batch import BatchResult
-    from ..server.served import ServedModel
+    from ..server.served import ModelNames, ServedModel
 
 SYNC_SECONDS = 1.0
 
@@ -77,11 +77,13 @@ def batch(
         if done:
             tell(f"{len(done):,} of {len(batch_requests.lines):,} requests have a result already")
         if todo and by_ray:
-            if retry_failed:
-                results.drop_failed()
             options = {"aliases": names, "n_predict": max_tokens, "seed": seed, "parallel": parallel}
-            came = run_by_ray(batch_requests, todo, model_options, options, replicas, ray_address)
-            _write_all(came, batch_requests, todo, results)
+            engines = ray_engines(model_options, options, replicas, ray_address)
+            _check_models(batch_requests, results, engines.names)
+            with engines.started():
+                if retry_failed:
+                    results.drop_failed()
+                _write_all(engines.results(batch_requests, todo), batch_requests, todo, results)
         elif todo:
             with load_model(model_options) as loaded:
                 from ..engine import EngineOptions
@@ -92,7 +94,7 @@ def batch(
                 trusted = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)  # the file is the user's own
                 source = model_options.model or NAME
                 served = ServedModel(loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=source)
-                _check_models(batch_requests, results, served)
+                _check_models(batch_requests, results, served.model_names)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))
                 if retry_failed:
@@ -105,7 +107,7 @@ def batch(
         sys.exit(1)
 
 
-def _requests(path: str, by_ray: bool) -> AbstractContextManager[RequestFile]:
+def _requests(path: str, by_ray: bool) -> AbstractContextManager[Requests[Any]]:
     return parquet_requests(path) if by_ray and path.endswith(PARQUET) else request_file(path)
 
 
@@ -122,35 +124,36 @@ def _check_packages() -> None:
         raise ModelError(f"`shaderlm batch` needs the package msgspec: {install_command('serve')}") from None
 
 
-def _check_results(requests: RequestFile, results: Results) -> None:
+def _check_results(requests: Requests[Any], results: Results) -> None:
     """Results of other requests are an InputError: the file belongs to another batch."""
     lines = {line.custom_id: line for line in requests.lines}
     for custom_id, request_id in results.ids.items():
         line = lines.get(custom_id)
         if line is None or line.id != request_id:
             name = requests.name
-            where = f"{name} does not have" if line is None else f"has changed in {name}, line {line.number}"
+            where = f"{name} does not have" if line is None else f"has changed in {name}, {requests.unit} {line.number}"
             raise InputError(
                 f"{results.name} has a result of the request {custom_id!r}, which {where}. "
                 "Give another -o, or remove the file"
             )
 
 
-def _check_models(requests: RequestFile, results: Results, served: ServedModel) -> None:
+def _check_models(requests: Requests[Any], results: Results, names: ModelNames) -> None:
     """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
     from ..server.errors import ApiError
 
     for name, number in requests.models.items():
         try:
-            served.check_name(name)
+            names.check(name)
         except ApiError:
+            where = f"{requests.name} {requests.unit} {number}"
             raise InputError(
-                f"{requests.name} line {number} asks for the model {name!r}, and this one is {served.name!r}; "
+                f"{where} asks for the model {name!r}, and this one is {names.name!r}; "
                 f"--alias {name} gives it that name, and may be repeated"
             ) from None
-    if results.model not in (None, served.name):
+    if results.model not in (None, names.name):
         raise InputError(
-            f"{results.name} has results of the model {results.model!r}, and this one is {served.name!r}. "
+            f"{results.name} has results of the model {results.model!r}, and this one is {names.name!r}. "
             "Give the same -m and --alias, or another -o"
         )
 
@@ -158,7 +161,7 @@ def _check_models(requests: RequestFile, results: Results, served: ServedModel) 
 # Running -------------------------------------------------------------------------------------------------
 
 
-def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: ServedModel) -> None:
+def _run(requests: Requests[Any], todo: Sequence[Line], results: Results, served: ServedModel) -> None:
     """Each request to its result, on this machine."""
     from ..server.batch import POLL_SECONDS, BatchEngine
 
@@ -169,7 +172,7 @@ def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: 
 
 def _write_all(
     came: Iterable[tuple[str, BatchResult] | None],
-    requests: RequestFile,
+    requests: Requests[Any],
     todo: Sequence[Line],
     results: Results,
     tokens: Callable[[], int] = lambda: 0,
@@ -243,8 +246,9 @@ def _progress(total: int, done: int, tokens: Callable[[], int]) -> Iterator[Call
     task = bars.add_task("", total=total, completed=done)
 
     def update(done: int) -> None:
-        speed = tokens() / max(1e-9, time.monotonic() - began)
-        bars.update(task, completed=done, description=f"{speed:,.0f} tok/s")
+        count = tokens()
+        speed = f"{count / max(1e-9, time.monotonic() - began):,.0f} tok/s" if count else ""
+        bars.update(task, completed=done, description=speed)
 
     with bars:
         yield update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from ..engine import LanguageModel
@@ -12,6 +13,28 @@ from .errors import ApiError
 from .limits import Limits
 
 FINGERPRINT = f"shaderlm-{__version__}"
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """What requests may call a model."""
+
+    known: tuple[str, ...]  # the first is what responses and the list of models say
+
+    @staticmethod
+    def of(aliases: tuple[str, ...], name: str, own_name: str, source: str, path: Path) -> ModelNames:
+        """Those of --alias; if there are none, those of the file, and what it was loaded by (`source`)."""
+        return ModelNames(aliases or (name, own_name, source, path.stem, path.name, str(path)))
+
+    @property
+    def name(self) -> str:
+        """What responses say."""
+        return self.known[0]
+
+    def check(self, name: str | None) -> None:
+        """A request for another model is a 404. A request that names none is for this one."""
+        if name is not None and name not in self.known:
+            raise ApiError(404, f"the model {name!r} is not served here; there is {self.name!r}", param="model")
 
 
 @dataclass(frozen=True)
@@ -29,17 +52,19 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def model_names(self) -> ModelNames:
+        """What requests may call it."""
+        report = self.model.report
+        return ModelNames.of(self.names, report.name, report.own_name, self.source, report.path)
+
+    @property
     def name(self) -> str:
         """What responses and the list of models say."""
-        return self.names[0] if self.names else self.model.report.name
+        return self.model_names.name
 
     def check_name(self, name: str | None) -> None:
         """A request for another model is a 404. A request that names none is for this one."""
-        report = self.model.report
-        path = report.path
-        known = self.names or (report.name, report.own_name, self.source, path.stem, path.name, str(path))
-        if name is not None and name not in known:
-            raise ApiError(404, f"the model {name!r} is not served here; there is {self.name!r}", param="model")
+        self.model_names.check(name)
 
     @property
     def context(self) -> int:
