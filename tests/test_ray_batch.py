@@ -22,8 +22,8 @@ from shaderlm.cli.batch_ray import RayEngines
 from shaderlm.errors import InputError
 from shaderlm.server.batch_ids import request_id
 
-from .command_line import Done, shaderlm
-from .ray_cluster import nothing_of, until
+from .command_line import COMMAND, Done, shaderlm
+from .ray_cluster import nothing_of, processes, until
 from .tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
@@ -54,28 +54,38 @@ def results(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_bytes().split(b"\n")[:-1]]
 
 
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """In a session of its own: a kill ends its processes, too, as the end of a machine does."""
+    return subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True)
+
+
+def leaves_nothing(*pids: int) -> None:
+    """What a killed run could not remove, the next one does."""
+    for pid in pids:
+        until(partial(nothing_of, pid), "no process and no file", 30)
+
+
 @pytest.mark.parametrize(("count", "kills"), [(400, 1), pytest.param(10_000, 2, marks=pytest.mark.long)])
 def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path, count: int, kills: int) -> None:
     requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("".join(json.dumps(request(number)) + "\n" for number in range(count)))
     began, killed, pids = time.monotonic(), list[int](), list[int]()
     for part in range(1, kills + 1):
-        child = subprocess.Popen(command(tiny, requests, output), stderr=subprocess.PIPE, start_new_session=True)
+        child = start(*command(tiny, requests, output))
         try:
             while child.poll() is None and len(results(output)) < part * count // 4:
                 time.sleep(0.05)
         finally:
             os.killpg(child.pid, signal.SIGKILL)
             _, output_of_child = child.communicate(timeout=60)
-        assert child.returncode == -signal.SIGKILL, output_of_child.decode()
+        assert child.returncode == -signal.SIGKILL, output_of_child
         killed.append(len(results(output)))
         pids.append(child.pid)
-    last = subprocess.Popen(command(tiny, requests, output), stderr=subprocess.PIPE, text=True)
+    last = start(*command(tiny, requests, output))
     _, err = last.communicate(timeout=590)
     assert last.returncode == 0, err
     assert f"{killed[-1]:,} of {count:,} requests have a result already" in err
-    for pid in (*pids, last.pid):  # what a killed run could not remove, the next one does
-        until(partial(nothing_of, pid), "no process and no file", 30)
+    leaves_nothing(*pids, last.pid)
     lines = results(output)
     assert sorted(each["custom_id"] for each in lines) == sorted(f"id-{number}" for number in range(count))
     texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in lines}
@@ -85,6 +95,33 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
             assert texts[f"id-{number}"] == model.chat(messages, max_tokens=4)
     seconds = time.monotonic() - began
     print(f"\n{count:,} requests, killed at {killed}, in {seconds:.0f} s: {err.splitlines()[-2:]}")
+
+
+def test_ctrl_c_is_heard_while_no_result_comes(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    requests, output, cache = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "cache"
+    requests.write_text("".join(json.dumps(request(number)) + "\n" for number in range(8)))
+    cache.mkdir()
+    monkeypatch.setenv("SHADERLM_CACHE", str(cache))
+    with (cache / "fetch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # engines wait for it before they load
+        child = start(*COMMAND, *command(tiny, requests, output)[3:])
+        try:
+            # Ray Data's own actor is there while it waits for ours.
+            until(lambda: "ActorLocationTracker" in "".join(processes(f"/slm-{child.pid}-").values()), "Ray Data")
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=60)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+        assert child.returncode == 130, err
+        assert err.endswith("interrupted: 0 of 8 results are written; the same command goes on\n")
+        leaves_nothing(child.pid)
+    last = start(*command(tiny, requests, output))
+    _, err = last.communicate(timeout=120)
+    assert last.returncode == 0, err
+    assert len(results(output)) == 8
 
 
 # Before Ray starts -----------------------------------------------------------------------------------------
@@ -101,13 +138,14 @@ def test_what_is_wrong_is_told_before_ray_starts(tiny: Path, tmp_path: Path, mon
     def run(*arguments: object) -> Done:
         return shaderlm("batch", requests, "-o", output, "--device", "cpu", "--ray", *arguments)
 
-    for arguments, code, words in (
+    cases: list[tuple[tuple[object, ...], int, str]] = [
         (("-m", "smolm2-135m"), 1, "did you mean smollm2-135m"),
         (("-m", tmp_path / "none.gguf"), 1, "none.gguf does not exist"),
         (("-m", broken), 1, "broken.gguf"),
         (("-m", tiny, "--ctx-size", 1 << 30), 2, "context must be a whole number from 1 to the model's 256"),
         (("-m", "synthetic:tiny"), 2, "random weights"),
-    ):
+    ]
+    for arguments, code, words in cases:
         done = run(*arguments)
         assert (done.code, done.out, done.err.count("\n")) == (code, "", 1), done.err
         assert words in done.err
@@ -179,8 +217,8 @@ def test_parquet_that_is_wrong_says_where(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words), parquet_requests(path):
             pass
     (tmp_path / "text.parquet").write_text("text")
-    for path, words in ((tmp_path / "text.parquet", "must have the columns"), (tmp_path / "none.parquet", "No such")):
-        with pytest.raises(InputError, match=words), parquet_requests(str(path)):
+    for name, words in (("text.parquet", "must have the columns"), ("none.parquet", "No such")):
+        with pytest.raises(InputError, match=words), parquet_requests(str(tmp_path / name)):
             pass
 
 

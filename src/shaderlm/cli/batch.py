@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,31 +167,39 @@ def _run(requests: Requests[Any], todo: Sequence[Line], results: Results, served
 
     engine = served.model.engine
     came = BatchEngine(served).run_or_wait((line.custom_id, requests.read(line)) for line in todo)
-    _write_all(came, requests, todo, results, lambda: engine.stats().generation_tokens, POLL_SECONDS)
+    blocks = ([] if each is None else [each] for each in came)
+    _write_all(blocks, requests, todo, results, lambda: engine.stats().generation_tokens, POLL_SECONDS)
 
 
 def _write_all(
-    came: Iterable[tuple[str, BatchResult] | None],
+    came: Iterator[Sequence[tuple[str, BatchResult]]],
     requests: Requests[Any],
     todo: Sequence[Line],
     results: Results,
     tokens: Callable[[], int] = lambda: 0,
-    poll_seconds: float = 0.0,
+    poll_seconds: float | None = None,
 ) -> None:
-    """Write results as they come; None: wait a little. Ctrl-C ends the program; what is finished is written.
+    """Write results as they come. Ctrl-C ends the program; what is finished is written.
 
-    tokens: generated so far, where that is known here.
+    tokens: generated so far, where that is known here. poll_seconds: how long to wait where nothing has come; None:
+    `came` waits, and Ctrl-C ends that.
     """
     began = synced = time.monotonic()
     total = len(requests.lines)
     try:
-        with _progress(total, total - len(todo), tokens) as progress, _interrupt() as interrupt:
-            for result in came:
-                interrupt()
-                if result is None:
+        with _progress(total, total - len(todo), tokens) as progress, _Interrupt() as interrupt:
+            while True:
+                interrupt.at_once = poll_seconds is None
+                block = next(came, None)
+                interrupt.at_once = False
+                if block is None:
+                    break
+                for custom_id, result in block:
+                    if custom_id not in results.ids:  # a request may run twice where an actor was lost
+                        results.add(custom_id, result.line, failed=result.failed)
+                interrupt.check()
+                if not block and poll_seconds is not None:
                     time.sleep(poll_seconds)
-                elif result[0] not in results.ids:  # a request may run twice where an actor was lost
-                    results.add(result[0], result[1].line, failed=result[1].failed)
                 progress(len(results.ids))
                 if time.monotonic() - synced > SYNC_SECONDS:
                     results.sync()
@@ -208,29 +216,32 @@ def _write_all(
     tell(f"{len(todo):,} requests in {seconds:.1f} s: {speed}")
 
 
-@contextmanager
-def _interrupt() -> Iterator[Callable[[], None]]:
-    """The function raises what Ctrl-C asked for: between results, never while one is written and not yet counted.
+class _Interrupt:
+    """Ctrl-C is raised by `check`: between results, never while one is written and not yet counted.
 
     A second Ctrl-C does not wait.
     """
-    interrupted = False
 
-    def note(*_: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
+    def __init__(self) -> None:
+        self.at_once = False  # raise it where the program is: it waits
+        self._noted = False
 
-    def check() -> None:
-        if interrupted:
+    def check(self) -> None:
+        """Raise what has come."""
+        if self._noted:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _note(self, *_: object) -> None:
+        if self._noted or self.at_once:
+            raise KeyboardInterrupt
+        self._noted = True
+
+    def __enter__(self) -> _Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
 
 
 @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, ShaderlmError
 from .batch_files import Line, Requests
 from .loading import progress_bar
 from .options import ModelOptions
@@ -39,11 +39,20 @@ class RayEngines:
         from ..ray.cluster import local_ray, ray_at
 
         logging.disable(logging.INFO)  # Ray tells what it does, and sets its levels again and again
-        with local_ray(self.replicas, self.gpus) if self.address is None else ray_at(self.address):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(
+                    local_ray(self.replicas, self.gpus) if self.address is None else ray_at(self.address)
+                )
+            except ShaderlmError:
+                raise
+            except Exception as problem:  # Ray raises all kinds
+                reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+                raise ShaderlmError(f"Ray did not start: {reason}") from None
             yield
 
-    def results(self, requests: Requests[Any], todo: Sequence[Line]) -> Iterator[tuple[str, BatchResult] | None]:
-        """Results as they come, and None where there is none. A request whose engine was lost runs again."""
+    def results(self, requests: Requests[Any], todo: Sequence[Line]) -> Iterator[list[tuple[str, BatchResult]]]:
+        """Results as they come, a block at a time. A request whose engine was lost runs again."""
         from ..ray.predictor import results_of
 
         calls = (requests.read(line) for line in todo)

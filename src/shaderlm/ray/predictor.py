@@ -5,31 +5,27 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 import ray
+import ray.data
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
-from ..errors import DeviceError
+from ..errors import DeviceError, ShaderlmError
 from ..server.batch import BatchEngine, BatchResult
 from ..server.limits import Limits
 from .config import ModelConfig, cluster_config
 from .deployment import device_here, load_served
-from .problems import error_of
+from .problems import error_of, hush_ray_data
 from .rows import request_of
 
 # The file is the user's own.
 TRUSTED = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)
 COLUMNS = ("custom_id", "method", "url", "body")
-LOSSES = 3  # of an actor's device in a row, with no block finished in between: then it is an error
-RESTARTS = 20  # of an actor in a run, for whatever reason
-_POLL_SECONDS = 0.1
-Item = TypeVar("Item")
+STARTS = 3  # of an actor's process with no block finished: one more is an error
 
 
 class Predictor:
@@ -87,35 +83,64 @@ class RequestRunner:
 class ActorEngine:
     """An engine in an actor. Where its device is lost, the process ends: Ray starts another, and sends it the block.
 
-    A device that is lost each time is an error.
+    A device that is lost each time is an error, and so is a process that ends each time for another reason. The first
+    block raises what the constructor has met: of a constructor Ray prints tracebacks, and starts it again.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        context = ray.get_runtime_context()
-        self._losses = f"shaderlm-device-losses-{context.get_actor_id()}".encode()
-        try:
-            self._engine = BatchEngine(load_served(config, "", device_here(config), limits=TRUSTED))
-        except DeviceError as problem:
-            if not context.was_current_actor_reconstructed:  # the first start: it was never there
-                raise
-            self._lost(problem)
+        self._starts = _Starts(ray.get_runtime_context().get_actor_id())
+        self._problem: ShaderlmError | None = self._starts.add()
+        if self._problem is None:
+            try:
+                self._engine = BatchEngine(load_served(config, "", device_here(config), limits=TRUSTED))
+            except ShaderlmError as problem:
+                if isinstance(problem, DeviceError) and self._starts.again:
+                    self._starts.end(problem)
+                self._problem = problem
 
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[BatchResult]:
         """The results of requests, in their order."""
+        if self._problem is not None:
+            raise self._problem
         try:
             results = dict(self._engine.run(enumerate(calls)))
         except DeviceError as problem:
-            self._lost(problem)
-        internal_kv._internal_kv_del(self._losses)
+            self._starts.end(problem)
+        self._starts.clear()
         return [results[row] for row in range(len(calls))]
 
-    def _lost(self, problem: DeviceError) -> NoReturn:
-        """Losses are counted in Ray's head: each is of another process."""
-        losses = int(internal_kv._internal_kv_get(self._losses) or 0) + 1
-        if losses >= LOSSES:
-            raise DeviceError(f"an engine has lost its device {losses} times, with no block in between: {problem}")
-        internal_kv._internal_kv_put(self._losses, str(losses).encode())
+
+class _Starts:
+    """How often an actor's process was started since its last block, and why. Ray's head keeps it: processes end."""
+
+    def __init__(self, actor: str) -> None:
+        self._key, self._count, self._reason = f"shaderlm-starts-{actor}".encode(), 0, ""
+        value = internal_kv._internal_kv_get(self._key)
+        self.again = value is not None  # or else this is the first process
+        if value is not None:
+            self._count, self._reason = json.loads(value)
+
+    def add(self) -> DeviceError | None:
+        """One more start. One too many is an error."""
+        if self._count >= STARTS:
+            reason = self._reason or "its process has ended"
+            return DeviceError(f"an engine was lost {self._count} times with no block finished: {reason}")
+        self._write(self._count + 1, "")
+        return None
+
+    def end(self, problem: DeviceError) -> NoReturn:
+        """The end of this process."""
+        self._write(self._count, str(problem))
         os._exit(1)
+
+    def clear(self) -> None:
+        """A block is finished."""
+        if self._count:
+            self._write(0, "")
+
+    def _write(self, count: int, reason: str) -> None:
+        self._count, self._reason = count, reason
+        internal_kv._internal_kv_put(self._key, json.dumps([count, reason]).encode())
 
 
 def results_of(
@@ -125,8 +150,9 @@ def results_of(
     actors: int,
     block: int,
     runner: type[RequestRunner] = RequestRunner,
-) -> Iterator[tuple[str, BatchResult] | None]:
-    """The results of requests as they come, each with its custom_id; None where there is none. Ray must be there."""
+) -> Iterator[list[tuple[str, BatchResult]]]:
+    """The results of requests as they come, a block at a time, each with its custom_id. Ray must be there."""
+    hush_ray_data()
     options = ray.data.DataContext.get_current()
     options.enable_progress_bars = False  # the command has its own
     rows = [
@@ -140,42 +166,10 @@ def results_of(
         batch_size=None,
         num_cpus=config.num_cpus,
         num_gpus=config.gpus or None,
-        max_task_retries=-1,
-        max_restarts=RESTARTS,
     )
     try:
-        for batch in _or_none(dataset.iter_batches(batch_size=None, prefetch_batches=0)):
-            if batch is None:
-                yield None
-                continue
-            for custom_id, line, failed in zip(batch["custom_id"], batch["result"], batch["failed"], strict=True):
-                yield str(custom_id), BatchResult(bytes(line), bool(failed))
+        for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0):
+            lines = zip(batch["custom_id"], batch["result"], batch["failed"], strict=True)
+            yield [(str(custom_id), BatchResult(bytes(line), bool(failed))) for custom_id, line, failed in lines]
     except RayError as problem:
         raise error_of(problem) from None
-
-
-def _or_none(items: Iterable[Item]) -> Iterator[Item | None]:
-    """The items, and None where there is none yet: who iterates can listen to Ctrl-C."""
-    came: SimpleQueue[tuple[Item | None, BaseException | None]] = SimpleQueue()
-
-    def read() -> None:
-        end: BaseException = StopIteration()
-        try:
-            for item in items:
-                came.put((item, None))
-        except BaseException as problem:
-            end = problem
-        came.put((None, end))
-
-    Thread(target=read, name="results", daemon=True).start()
-    while True:
-        try:
-            item, end = came.get(timeout=_POLL_SECONDS)
-        except Empty:
-            yield None
-            continue
-        if isinstance(end, StopIteration):
-            return
-        if end is not None:
-            raise end
-        yield item
