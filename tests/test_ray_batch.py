@@ -13,13 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shaderlm import load
 from shaderlm.cli import batch_parquet
 from shaderlm.cli.batch_parquet import ParquetResults, parquet_requests
 from shaderlm.cli.batch_ray import RayEngines
-from shaderlm.errors import InputError
+from shaderlm.errors import DeviceError, InputError, ShaderlmError
+from shaderlm.ray.cluster import local_ray
+from shaderlm.ray.config import cluster_config
+from shaderlm.ray.rows import request_of
 from shaderlm.server.batch_ids import request_id
 
 from .command_line import COMMAND, Done, shaderlm
@@ -100,8 +104,8 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
 def test_ctrl_c_is_heard_while_no_result_comes(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
-    requests, output, cache = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "cache"
-    requests.write_text("".join(json.dumps(request(number)) + "\n" for number in range(8)))
+    requests, output, cache = tmp_path / "in.parquet", tmp_path / "out.parquet", tmp_path / "cache"
+    write_table(requests, [request(number) for number in range(8)])
     cache.mkdir()
     monkeypatch.setenv("SHADERLM_CACHE", str(cache))
     with (cache / "fetch.lock").open("w") as lock:
@@ -121,7 +125,64 @@ def test_ctrl_c_is_heard_while_no_result_comes(tiny: Path, tmp_path: Path, monke
     last = start(*command(tiny, requests, output))
     _, err = last.communicate(timeout=120)
     assert last.returncode == 0, err
-    assert len(results(output)) == 8
+    assert ids_in(output) == [f"id-{number}" for number in range(8)]
+
+
+def test_a_lost_device_is_another_process(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = tmp_path / "losses"
+    monkeypatch.setenv("SHADERLM_TEST_LOSSES", str(losses))
+    args = {"model": str(tiny), "device": "cpu", "num_cpus": 0}
+    rows = [request(number) for number in range(8)]
+    with local_ray(2):
+        import ray
+
+        from shaderlm.ray.predictor import STARTS, results_of
+
+        from .lost_device import LosingPredictor, LosingRunner
+
+        def run(**more: Any) -> list[str]:
+            (config,) = cluster_config({"models": {"model": args | more}}).models.values()
+            came = results_of(iter(rows), config, actors=1, block=4, runner=LosingRunner)
+            return sorted(custom_id for block in came for custom_id, _ in block)
+
+        def predict() -> list[str]:
+            dataset = ray.data.from_items([{**row, "body": json.dumps(row["body"])} for row in rows])
+            one = ray.data.ActorPoolStrategy(size=1)
+            options = {"compute": one, "batch_size": 4, "num_cpus": 0}
+            return sorted(
+                row["custom_id"]
+                for row in dataset.map_batches(LosingPredictor, fn_constructor_kwargs=args, **options).take_all()
+            )
+
+        losses.write_text("x")
+        assert predict() == [f"id-{number}" for number in range(8)]
+        assert losses.read_text() == ""
+        losses.write_text("x" * 9)
+        words = f"an engine was lost {STARTS} times with no block finished: the device is lost"
+        with pytest.raises(DeviceError, match=f"^{words}$"):
+            run()
+        with pytest.raises(DeviceError, match=r"^no adapter matches 'nosuch'"):  # it was never there
+            run(device="nosuch")
+
+
+def test_an_error_of_an_actor_is_one_line() -> None:
+    from shaderlm.ray.problems import error_of
+
+    traceback = """\x1b[36mray::MapWorker(MapBatches(RequestRunner)).submit()\x1b[39m (pid=1, ip=127.0.0.1)
+  File "predictor.py", line 1, in run
+    raise self._problem
+shaderlm.errors.{}: must be a: b
+
+The above exception was the direct cause of the following exception:
+
+ray.exceptions.UserCodeException: UDF failed to process a data block."""
+    for name, kind in (("InputError", InputError), ("ModelError", ShaderlmError), ("DeviceError", DeviceError)):
+        problem = error_of(Exception(traceback.format(name)))
+        assert (type(problem), str(problem)) == (kind, "must be a: b")
+    problem = error_of(Exception(traceback.replace("shaderlm.errors.{}", "KeyError")))
+    assert (type(problem), str(problem)) == (DeviceError, "Ray has ended the engines: KeyError: must be a: b")
+    problem = error_of(Exception("The actor died unexpectedly before finishing this task.\n\tclass_name: MapWorker"))
+    assert str(problem) == "Ray has ended the engines: The actor died unexpectedly before finishing this task."
 
 
 # Before Ray starts -----------------------------------------------------------------------------------------
@@ -202,6 +263,19 @@ def test_parquet_has_bodies_as_json_or_as_structs(tmp_path: Path) -> None:
             assert [requests.read(line) for line in requests.lines] == rows
             assert [line.id for line in requests.lines] == [request_id(row) for row in rows]
             assert requests.models == {"tiny": 1}
+
+
+def test_rows_of_numpy_are_requests() -> None:
+    """What `Predictor` has of structs: arrays in dicts, and NumPy's numbers."""
+    messages = np.array([{"role": "user", "content": "one", "name": None}], dtype=object)
+    body = {"messages": messages, "max_tokens": np.int64(4), "stop": None, "logit_bias": [("5", np.float32(1))]}
+    assert request_of({"custom_id": "a", "method": np.str_("POST"), "body": body}) == {
+        "custom_id": "a",
+        "method": "POST",
+        "body": {"messages": [{"role": "user", "content": "one"}], "max_tokens": 4, "logit_bias": {"5": 1.0}},
+    }
+    with pytest.raises(ValueError, match="body: Expecting value"):
+        request_of({"custom_id": "a", "body": "text"})
 
 
 def test_parquet_that_is_wrong_says_where(tmp_path: Path) -> None:
