@@ -309,6 +309,7 @@ def test_parquet_results_are_in_few_parts_and_none_is_lost(tmp_path: Path, monke
         output.add(f"id-{number}", lines[number], failed=number == 1)
         output.sync()
     assert parts() == [".newest.jsonl", "part-000000.parquet"], "a part has some size, however often it is synced"
+    assert ids_in(folder) == [f"id-{number}" for number in range(4)]
     with pytest.raises(InputError, match="is being written by another run"):
         ParquetResults(folder)
     os.close(output._fd)  # a kill

@@ -88,7 +88,7 @@ class ActorEngine:
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        self._starts = _Starts(ray.get_runtime_context().get_actor_id())
+        self._starts = _Starts(ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None)
         self._problem: ShaderlmError | None = self._starts.add()
         if self._problem is None:
             try:
@@ -111,11 +111,15 @@ class ActorEngine:
 
 
 class _Starts:
-    """How often an actor's process was started since its last block, and why. Ray's head keeps it: processes end."""
+    """How often an actor's process was started since its last block, and why. Ray's head keeps it: processes end.
 
-    def __init__(self, actor: str) -> None:
+    Outside of an actor nothing is started again, and nothing ends.
+    """
+
+    def __init__(self, actor: str | None) -> None:
         self._key, self._count, self._reason = f"shaderlm-starts-{actor}".encode(), 0, ""
-        value = internal_kv._internal_kv_get(self._key)
+        self._in_actor = actor is not None
+        value = internal_kv._internal_kv_get(self._key) if self._in_actor else None
         self.again = value is not None  # or else this is the first process
         if value is not None:
             self._count, self._reason = json.loads(value)
@@ -130,6 +134,8 @@ class _Starts:
 
     def end(self, problem: DeviceError) -> NoReturn:
         """The end of this process."""
+        if not self._in_actor:
+            raise problem
         self._write(self._count, str(problem))
         os._exit(1)
 
@@ -140,7 +146,8 @@ class _Starts:
 
     def _write(self, count: int, reason: str) -> None:
         self._count, self._reason = count, reason
-        internal_kv._internal_kv_put(self._key, json.dumps([count, reason]).encode())
+        if self._in_actor:
+            internal_kv._internal_kv_put(self._key, json.dumps([count, reason]).encode())
 
 
 def results_of(
