@@ -5,18 +5,18 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import DeviceError, InputError, ModelError
 from ..install import install_command
-from .batch_files import Line, RequestFile, ResultFile, Results, request_file
+from .batch_files import Line, Requests, ResultFile, Results, request_file
 from .batch_parquet import PARQUET, ParquetResults, parquet_requests
-from .batch_ray import run_by_ray
+from .batch_ray import ray_engines
 from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
@@ -24,7 +24,7 @@ from .streaming import tell
 
 if TYPE_CHECKING:
     from ..server.batch import BatchResult
-    from ..server.served import ServedModel
+    from ..server.served import ModelNames, ServedModel
 
 SYNC_SECONDS = 1.0
 
@@ -77,11 +77,13 @@ def batch(
         if done:
             tell(f"{len(done):,} of {len(batch_requests.lines):,} requests have a result already")
         if todo and by_ray:
-            if retry_failed:
-                results.drop_failed()
             options = {"aliases": names, "n_predict": max_tokens, "seed": seed, "parallel": parallel}
-            came = run_by_ray(batch_requests, todo, model_options, options, replicas, ray_address)
-            _write_all(came, batch_requests, todo, results)
+            engines = ray_engines(model_options, options, replicas, ray_address)
+            _check_models(batch_requests, results, engines.names)
+            with engines.started():
+                if retry_failed:
+                    results.drop_failed()
+                _write_all(engines.results(batch_requests, todo), batch_requests, todo, results)
         elif todo:
             with load_model(model_options) as loaded:
                 from ..engine import EngineOptions
@@ -92,7 +94,7 @@ def batch(
                 trusted = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)  # the file is the user's own
                 source = model_options.model or NAME
                 served = ServedModel(loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=source)
-                _check_models(batch_requests, results, served)
+                _check_models(batch_requests, results, served.model_names)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))
                 if retry_failed:
@@ -105,7 +107,7 @@ def batch(
         sys.exit(1)
 
 
-def _requests(path: str, by_ray: bool) -> AbstractContextManager[RequestFile]:
+def _requests(path: str, by_ray: bool) -> AbstractContextManager[Requests[Any]]:
     return parquet_requests(path) if by_ray and path.endswith(PARQUET) else request_file(path)
 
 
@@ -122,31 +124,32 @@ def _check_packages() -> None:
         raise ModelError(f"`shaderlm batch` needs the package msgspec: {install_command('serve')}") from None
 
 
-def _check_results(requests: RequestFile, results: Results) -> None:
+def _check_results(requests: Requests[Any], results: Results) -> None:
     """Results of other requests are an InputError: the file belongs to another batch."""
     lines = {line.custom_id: line for line in requests.lines}
     for custom_id, request_id in results.ids.items():
         line = lines.get(custom_id)
         if line is None or line.id != request_id:
             name = requests.name
-            where = f"{name} does not have" if line is None else f"has changed in {name}, line {line.number}"
+            where = f"{name} does not have" if line is None else f"has changed in {name}, {requests.unit} {line.number}"
             raise InputError(
                 f"{results.name} has a result of the request {custom_id!r}, which {where}. "
                 "Give another -o, or remove the file"
             )
 
 
-def _check_models(requests: RequestFile, results: Results, served: ServedModel) -> None:
+def _check_models(requests: Requests[Any], results: Results, names: ModelNames) -> None:
     """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
     for name, number in requests.models.items():
-        if not served.knows(name):
+        if not names.know(name):
+            where = f"{requests.name} {requests.unit} {number}"
             raise InputError(
-                f"{requests.name} line {number} asks for the model {name!r}, and this one is {served.name!r}; "
+                f"{where} asks for the model {name!r}, and this one is {names.name!r}; "
                 f"--alias {name} gives it that name, and may be repeated"
             )
-    if results.model not in (None, served.name):
+    if results.model not in (None, names.name):
         raise InputError(
-            f"{results.name} has results of the model {results.model!r}, and this one is {served.name!r}. "
+            f"{results.name} has results of the model {results.model!r}, and this one is {names.name!r}. "
             "Give the same -m and --alias, or another -o"
         )
 
@@ -154,37 +157,45 @@ def _check_models(requests: RequestFile, results: Results, served: ServedModel) 
 # Running -------------------------------------------------------------------------------------------------
 
 
-def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: ServedModel) -> None:
+def _run(requests: Requests[Any], todo: Sequence[Line], results: Results, served: ServedModel) -> None:
     """Each request to its result, on this machine."""
     from ..server.batch import POLL_SECONDS, BatchEngine
 
     engine = served.model.engine
     came = BatchEngine(served).run_or_wait((line.custom_id, requests.read(line)) for line in todo)
-    _write_all(came, requests, todo, results, lambda: engine.stats().generation_tokens, POLL_SECONDS)
+    blocks = ([] if each is None else [each] for each in came)
+    _write_all(blocks, requests, todo, results, lambda: engine.stats().generation_tokens, POLL_SECONDS)
 
 
 def _write_all(
-    came: Iterable[tuple[str, BatchResult] | None],
-    requests: RequestFile,
+    came: Iterator[Sequence[tuple[str, BatchResult]]],
+    requests: Requests[Any],
     todo: Sequence[Line],
     results: Results,
     tokens: Callable[[], int] = lambda: 0,
-    poll_seconds: float = 0.0,
+    poll_seconds: float | None = None,
 ) -> None:
-    """Write results as they come; None: wait a little. Ctrl-C ends the program; what is finished is written.
+    """Write results as they come. Ctrl-C ends the program; what is finished is written.
 
-    tokens: generated so far, where that is known here.
+    tokens: generated so far, where that is known here. poll_seconds: how long to wait where nothing has come; None:
+    `came` waits, and Ctrl-C ends that.
     """
     began = synced = time.monotonic()
     total = len(requests.lines)
     try:
-        with _progress(total, total - len(todo), tokens) as progress, _interrupt() as interrupt:
-            for result in came:
-                interrupt()
-                if result is None:
+        with _progress(total, total - len(todo), tokens) as progress, _Interrupt() as interrupt:
+            while True:
+                interrupt.at_once = poll_seconds is None
+                block = next(came, None)
+                interrupt.at_once = False
+                if block is None:
+                    break
+                for custom_id, result in block:
+                    if custom_id not in results.ids:  # a request may run twice where an actor was lost
+                        results.add(custom_id, result.line, failed=result.failed)
+                interrupt.check()
+                if not block and poll_seconds is not None:
                     time.sleep(poll_seconds)
-                elif result[0] not in results.ids:  # a request may run twice where an actor was lost
-                    results.add(result[0], result[1].line, failed=result[1].failed)
                 progress(len(results.ids))
                 if time.monotonic() - synced > SYNC_SECONDS:
                     results.sync()
@@ -201,29 +212,32 @@ def _write_all(
     tell(f"{len(todo):,} requests in {seconds:.1f} s: {speed}")
 
 
-@contextmanager
-def _interrupt() -> Iterator[Callable[[], None]]:
-    """The function raises what Ctrl-C asked for: between results, never while one is written and not yet counted.
+class _Interrupt:
+    """Ctrl-C is raised by `check`: between results, never while one is written and not yet counted.
 
     A second Ctrl-C does not wait.
     """
-    interrupted = False
 
-    def note(*_: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
+    def __init__(self) -> None:
+        self.at_once = False  # raise it where the program is: it waits
+        self._noted = False
 
-    def check() -> None:
-        if interrupted:
+    def check(self) -> None:
+        """Raise what has come."""
+        if self._noted:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _note(self, *_: object) -> None:
+        if self._noted or self.at_once:
+            raise KeyboardInterrupt
+        self._noted = True
+
+    def __enter__(self) -> _Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
 
 
 @contextmanager
@@ -239,8 +253,9 @@ def _progress(total: int, done: int, tokens: Callable[[], int]) -> Iterator[Call
     task = bars.add_task("", total=total, completed=done)
 
     def update(done: int) -> None:
-        speed = tokens() / max(1e-9, time.monotonic() - began)
-        bars.update(task, completed=done, description=f"{speed:,.0f} tok/s")
+        count = tokens()
+        speed = f"{count / max(1e-9, time.monotonic() - began):,.0f} tok/s" if count else ""
+        bars.update(task, completed=done, description=speed)
 
     with bars:
         yield update

@@ -12,9 +12,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from ..errors import InputError, ShaderlmError
 from ..files import atomic_write
@@ -22,6 +22,8 @@ from ..server.batch_ids import PREFIX, request_id
 
 SHOWN = 3  # problems of a file that are told
 _BEGINNING = f'{{"id":"{PREFIX}'.encode()  # of each result
+
+Text = TypeVar("Text")
 
 
 class Line(NamedTuple):
@@ -46,49 +48,48 @@ def request_file(path: str) -> Iterator[RequestFile]:
         raise InputError(f"cannot read {path}: {problem.strerror}") from None
 
 
-class RequestFile:
-    """The requests of a file. Each is read again when it is needed: there may be many."""
+class Requests(Generic[Text]):
+    """The requests of a batch. Each is read again when it is needed: there may be many."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self.name = file, name
+    def __init__(self, name: str, unit: str) -> None:
+        self.name, self.unit = name, unit
         self.models: dict[str, int] = {}  # that requests name, and the first line of each
         self.lines = list(self._checked())
         if not self.lines:
-            raise InputError(f"{self.name} has no requests; each line must be one, as OpenAI's batches have it")
+            raise InputError(f"{self.name} has no requests; each {unit} must be one, as OpenAI's batches have it")
 
     def read(self, line: Line) -> dict[str, Any]:
         """A request. Only its `custom_id` has been checked."""
-        self._file.seek(line.offset)
-        text = self._file.readline()
-        checked = self._line(line.number, line.offset, text)
-        if checked != line:
-            raise InputError(f"{self.name} line {line.number} has changed since the batch began; run it again")
-        request: dict[str, Any] = json.loads(text)
-        return request
+        raise NotImplementedError
+
+    def _texts(self) -> Iterator[tuple[int, int, Text]]:
+        """Each request as it is stored, with its number and its offset."""
+        raise NotImplementedError
+
+    def _parse(self, text: Text) -> Any:
+        """It as JSON; a ValueError or RecursionError says why it is not."""
+        raise NotImplementedError
 
     def _checked(self) -> Iterator[Line]:
         seen: dict[str, int] = {}
         problems: list[str] = []
-        offset = 0
-        for number, text in enumerate(self._file, 1):
-            if text.strip():
-                line = self._line(number, offset, text)
-                if isinstance(line, Line) and line.custom_id in seen:
-                    line = f"has the custom_id {line.custom_id!r} of line {seen[line.custom_id]}"
-                if isinstance(line, str):
-                    problems.append(f"line {number} {line}")
-                else:
-                    seen[line.custom_id] = number
-                    yield line
-            offset += len(text)
+        for number, offset, text in self._texts():
+            line = self._line(number, offset, text)
+            if isinstance(line, Line) and line.custom_id in seen:
+                line = f"has the custom_id {line.custom_id!r} of {self.unit} {seen[line.custom_id]}"
+            if isinstance(line, str):
+                problems.append(f"{self.unit} {number} {line}")
+            else:
+                seen[line.custom_id] = number
+                yield line
         if problems:
             more = f"; and {len(problems) - SHOWN:,} more" if len(problems) > SHOWN else ""
             raise InputError(f"{self.name}: {'; '.join(problems[:SHOWN])}{more}. Nothing was run")
 
-    def _line(self, number: int, offset: int, text: bytes) -> Line | str:
+    def _line(self, number: int, offset: int, text: Text) -> Line | str:
         """The line, or what is wrong with it."""
         try:
-            request = json.loads(text)
+            request = self._parse(text)
         except (ValueError, RecursionError) as problem:
             return f"must be JSON in UTF-8: {problem}"
         custom_id = request.get("custom_id") if isinstance(request, dict) else None
@@ -100,6 +101,34 @@ class RequestFile:
         if isinstance(model, str):
             self.models.setdefault(model, number)
         return Line(number, offset, custom_id, request_id(request))
+
+
+class RequestFile(Requests[bytes]):
+    """The requests of a file, one in each line."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file = file
+        super().__init__(name, "line")
+
+    def read(self, line: Line) -> dict[str, Any]:
+        """A request. Only its `custom_id` has been checked."""
+        self._file.seek(line.offset)
+        text = self._file.readline()
+        checked = self._line(line.number, line.offset, text)
+        if checked != line:
+            raise InputError(f"{self.name} line {line.number} has changed since the batch began; run it again")
+        request: dict[str, Any] = json.loads(text)
+        return request
+
+    def _texts(self) -> Iterator[tuple[int, int, bytes]]:
+        offset = 0
+        for number, text in enumerate(self._file, 1):
+            if text.strip():
+                yield number, offset, text
+            offset += len(text)
+
+    def _parse(self, text: bytes) -> Any:
+        return json.loads(text)
 
 
 class Results:
@@ -143,21 +172,21 @@ class Results:
             raise
         except OSError as problem:
             written = f"{len(self.ids):,} results are written{self.hint}"
-            raise ShaderlmError(f"cannot write {self.name}: {problem.strerror}. {written}") from None
+            raise ShaderlmError(f"cannot write {self.name}: {problem.strerror or problem}. {written}") from None
 
 
 class ResultFile(Results):
     """The results of a batch in a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str = "") -> None:
         super().__init__()
-        self._path, self.name, self.hint = path, str(path), "; the same command goes on"
+        self._path, self.name, self.hint = path, name or str(path), "; the same command goes on"
         try:
             self._fd = self._opened()
             try:
                 self._read()
             except BaseException:
-                self.close()
+                os.close(self._fd)
                 raise
         except OSError as problem:
             raise InputError(f"cannot write {path}: {problem.strerror}") from None
@@ -192,17 +221,23 @@ class ResultFile(Results):
     def _opened(self) -> int:
         if self._path.exists() and not self._path.is_file():
             raise InputError(f"cannot write {self._path}: it is not a file")
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-        try:
-            import fcntl
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                import fcntl
 
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows, where two runs into one file are not noticed
-            pass
-        except BlockingIOError:
-            os.close(fd)
-            raise InputError(f"{self._path} is being written by another run; wait for it, or give another -o") from None
-        return fd
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except ImportError:  # Windows, where two runs into one file are not noticed
+                return fd
+            except BlockingIOError:
+                os.close(fd)
+                raise InputError(
+                    f"{self.name} is being written by another run; wait for it, or give another -o"
+                ) from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(self._path)):
+                    return fd
+            os.close(fd)  # another run had it, and has replaced or removed it since it was opened here
 
     def _read(self) -> None:
         whole = 0  # bytes of whole lines

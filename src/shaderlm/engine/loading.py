@@ -120,10 +120,7 @@ def load_with(
         check_kind(quantize)
     if not isinstance(device, Device):
         begin_opening(device, backend)  # drivers take up to a second to start
-    path = find(model, progress)
-    name = shown_name(model, path)
-    if quantize is not None:
-        path = quantized(path, quantize, progress, ignore_keys)
+    path, name = _find(model, quantize, progress, ignore_keys)
     started = time.perf_counter()
     # The header is read while a device is opened, and the tokenizer is built while weights are copied.
     with open_checkpoint(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
@@ -163,6 +160,34 @@ def load_with(
         report = _report(name, file, runner.config, runner.report(), backend_of(target), limit, seconds)
         sampling = sampling_of_file(file.metadata)
     return LanguageModel(runner, tokenizer, report, sampling)
+
+
+def _find(
+    model: str | os.PathLike[str] | None, quantize: str | None, progress: Progress | None, ignore_keys: Collection[str]
+) -> tuple[Path, str]:
+    """The file or folder that is loaded, and the name of the model."""
+    path = find(model, progress)
+    name = shown_name(model, path)
+    return path if quantize is None else quantized(path, quantize, progress, ignore_keys), name
+
+
+def identify(
+    model: str | os.PathLike[str] | None,
+    *,
+    context: int | None = None,
+    quantize: str | None = None,
+    ignore_keys: Collection[str] = (),
+    progress: Progress | None = None,
+) -> tuple[str, str, Path]:
+    """What `load` would say of a model: its name, the one that its file has, and its path. It is fetched if need be.
+
+    What is wrong with the file is told as `load` does, as far as no device is needed.
+    """
+    path, name = _find(model, quantize, progress, ignore_keys)
+    with open_checkpoint(path) as file, file.named_in_errors():
+        check_vocabulary(Vocabulary.from_metadata(file.metadata))
+        check_context(context, read_config(architecture_of(file), file, ignore_keys).context)
+        return name, _own_name(file), file.path
 
 
 def quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Collection[str]) -> Path:
@@ -249,12 +274,16 @@ def check_context(context: Any, limit: int) -> None:
         raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {context!r}")
 
 
+def _own_name(file: Checkpoint) -> str:
+    return str(file.metadata.get("general.name") or "")
+
+
 def _report(
     name: str, file: Checkpoint, config: Config, ran: Any, backend: str, max_context: int, seconds: float
 ) -> LoadReport:
     return LoadReport(
         name=name,
-        own_name=str(file.metadata.get("general.name") or ""),
+        own_name=_own_name(file),
         path=file.path,
         file_bytes=file.size,
         tensor_bytes=sum(info.nbytes for info in file.tensors.values()),

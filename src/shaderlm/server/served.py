@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ..engine import LanguageModel
@@ -13,6 +14,27 @@ from .errors import ApiError
 from .limits import Limits
 
 FINGERPRINT = f"shaderlm-{__version__}"
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """What requests may call a model."""
+
+    known: tuple[str, ...]  # the first is what responses and the list of models say
+
+    @staticmethod
+    def of(aliases: tuple[str, ...], name: str, own_name: str, source: str, path: Path) -> ModelNames:
+        """Those of --alias; if there are none, those of the file, and what it was loaded by (`source`)."""
+        return ModelNames(aliases or (name, own_name, source, path.stem, path.name, str(path)))
+
+    @property
+    def name(self) -> str:
+        """What responses say."""
+        return self.known[0]
+
+    def know(self, name: str) -> bool:
+        """Is it one of them?"""
+        return name in self.known
 
 
 @dataclass(frozen=True)
@@ -36,15 +58,19 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def model_names(self) -> ModelNames:
+        """What requests may call it."""
+        report = self.model.report
+        return ModelNames.of(self.names, report.name, report.own_name, self.source, report.path)
+
+    @property
     def name(self) -> str:
         """What responses and the list of models say."""
-        return self.names[0] if self.names else self.model.report.name
+        return self.model_names.name
 
     def knows(self, name: str) -> bool:
         """Is it a name of this model?"""
-        report = self.model.report
-        path = report.path
-        return name in (self.names or (report.name, report.own_name, self.source, path.stem, path.name, str(path)))
+        return self.model_names.know(name)
 
     def check_name(self, name: str | None) -> None:
         """May this model answer a request for this one? Clients send names that they know, such as gpt-4o."""
