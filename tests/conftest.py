@@ -21,6 +21,7 @@ from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.default_model import cache_folder
 from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
 from shaderlm.gpu.adapters import choose
+from shaderlm.ray import loopback
 
 from . import tiers
 from .byte_products import compiled_quickly
@@ -82,7 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Where a test leaves the choice of an implementation of WebGPU open, it is this one; already at collection."""
     tiers.choose_tier(config)
-    if config.getoption("--ray"):  # Ray leaves sockets and processes to the end of the program
+    if config.getoption("--ray"):
+        loopback.prepare()  # before any test imports Ray
+        # Ray leaves sockets and processes to the end of the program.
         for each in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
             config.addinivalue_line("filterwarnings", f"ignore::{each}")
     implementation: Implementation = config.getoption("--backend")
