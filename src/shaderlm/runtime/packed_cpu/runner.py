@@ -49,20 +49,20 @@ class PackedRunner(NumpyRunner):
         lowered = [lower(body, self.precision), lower(head, self.precision)]
         self.bytes = weight_bytes(lowered)
         done = _Done(progress, self.bytes.total)
-        packed: dict[str, NDArray[Any]] = {}
+        self.arrays: dict[str, NDArray[Any]] = {}
         products = {name: each for part in lowered for name, each in part.products.items()}
         with ThreadPoolExecutor(cores(), "weights") as pool:
             loading = [pool.submit(pack, each, source, done.add) for each in products.values()]
-            self._body = CompiledGraph(lowered[0], packed, source)  # compiles meanwhile
-            self._head_graph = CompiledGraph(lowered[1], packed, source)
+            self._body = CompiledGraph(lowered[0], self.arrays, source)  # compiles meanwhile
+            self._head_graph = CompiledGraph(lowered[1], self.arrays, source)
             for future in loading:
-                packed |= future.result()
+                self.arrays |= future.result()
         norm = {each.name: each for each in self.head_of(1, 1, logits=False).weights()}  # of final states
         others = {each.name: each for each in numpy_weights(lowered)} | norm
         for part in lowered:
             others |= part.vectors
         loaded = dense([replace(each, format="f32") for each in others.values()], source)
-        packed |= loaded
+        self.arrays |= loaded
         done.end()
         return loaded
 
@@ -98,6 +98,7 @@ class PackedRunner(NumpyRunner):
     def close(self) -> None:
         """Let go of weights and cache."""
         super().close()
+        self.arrays.clear()
         del self._body, self._head_graph
 
     def report(self) -> Mapping[str, Any]:
@@ -163,15 +164,18 @@ class CompiledGraph:
         return {name: self._memory.view(name, rows) for name in self._graph.outputs}
 
     def _write(self, name: str, array: NDArray[Any], rows: int) -> None:
-        self._memory.view(name, rows)[:] = array.reshape(rows, -1)
+        self._tensor(name, rows)[:] = array.reshape(rows, -1)
+
+    def _tensor(self, name: str, rows: int) -> NDArray[Any]:
+        """A tensor that is hidden, as its format has it."""
+        return self._memory.view(name, rows).view(_DTYPES[self._graph.tensors[name].format])
 
     def _interpret(self, part: NumpyNode, values: Mapping[str, Any], rows: int, graph: Graph) -> dict[str, Any]:
         node = graph.nodes[part.index]
-        operands = {}
-        for name in node.inputs.values():
-            tensor = graph.tensors[name]
-            shared = name in self._memory
-            operands[name] = self._memory.view(name, rows).view(_DTYPES[tensor.format]).reshape(tensor.shape) if shared else values[name]
+        operands = {
+            name: self._tensor(name, rows).reshape(graph.tensors[name].shape) if name in self._memory else values[name]
+            for name in node.inputs.values()
+        }
         return interpret.run(Graph(graph.tensors, (node,), tuple(node.outputs.values())), operands)
 
 
