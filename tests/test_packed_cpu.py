@@ -1,4 +1,4 @@
-"""The CPU with weights as they are stored: blocks, products, ops, attention, models, sizes; threads, code on disk; and without llvmlite."""
+"""The CPU with weights as they are stored: blocks, products, ops, attention, models, sizes, threads, code on disk."""
 
 from __future__ import annotations
 
@@ -316,7 +316,13 @@ def attend(
     b.tensor("out", 1, heads * width)
     caches = {"k_cache": "k_cache", "v_cache": "v_cache", "batch": "batch"}
     written = {name: caches[name] for name in ("k_cache", "v_cache")}
-    b.add("kv_write", {"tokens": 1, "Hkv": kv_heads, "D": width, "cache": cache}, {"k": "k", "v": "v"} | caches, "", **written)
+    b.add(
+        "kv_write",
+        {"tokens": 1, "Hkv": kv_heads, "D": width, "cache": cache},
+        {"k": "k", "v": "v"} | caches,
+        "",
+        **written,
+    )
     operands: dict[str, str | None] = {"q": "q", **caches, "page_table": "page_table"}
     operands["sinks"] = "sinks" if d["sinks"] else None
     b.add("attention", {"tokens": 1, "cache": cache, "paged": True, **d}, operands, "", out="out")
@@ -447,7 +453,9 @@ def test_after_a_fork(tmp_path: Path) -> None:
 def one(precision: str = "fast") -> Any:
     """A small product, of which every number is 576."""
     raw = quantize(np.ones((64, 576), np.float32), "q8_0")
-    return Compiled(linear_graph("q8_0", 576, 64), {"w0": raw}, precision).run({"x": np.ones((1, 576), np.float32)})["y0"]
+    return Compiled(linear_graph("q8_0", 576, 64), {"w0": raw}, precision).run({"x": np.ones((1, 576), np.float32)})[
+        "y0"
+    ]
 
 
 def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,8 +467,13 @@ def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         host = code.Host()
         monkeypatch.setattr(code, "host", lambda: host)
         monkeypatch.setattr(program, "host", lambda: host)
-        before = code.Host.compile
-        monkeypatch.setattr(host, "compile", lambda text: compiled.append(text) or before(host, text))
+        compile_module = host.compile
+
+        def compile_and_count(text: str) -> bytes:
+            compiled.append(text)
+            return compile_module(text)
+
+        monkeypatch.setattr(host, "compile", compile_and_count)
         compiled.clear()
         assert_close(one(), np.full((1, 64), 576.0), "linear", "kept")
         return len(compiled)

@@ -1,6 +1,6 @@
 """Blocks of weights → whole numbers with a scale, and perhaps an offset, for every few of them. Nothing is rounded.
 
-weight = scale · (number − zero) + offset. `unpack` gives the weights themselves, by the same bits; a test compares both.
+weight = scale · (number − zero) + offset. `unpack` gives the weights themselves; a test compares both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keys and values in pages, and attention over them.
 
-Of each layer a pool of keys [pages, Hkv, D, PAGE] and one of values [pages, Hkv, PAGE, D]: scores of 16 keys are sums of
-vectors as they lie, and so are the sums of values.
+Of each layer a pool of keys [pages, Hkv, D, PAGE] and one of values [pages, Hkv, PAGE, D]: scores of 16 keys are
+sums of vectors as they lie, and so are the sums of values.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def attention_kernel(width: int, half: bool) -> str:
         most.set(sinks.load(F32, head))
         total.set(1.0)
     shares = f.allocate(F32, PAGE)
-    numbers = f.emit(vector(_LANES, I32), f"add <16 x i32> zeroinitializer, <{', '.join(f'i32 {i}' for i in range(16))}>")
+    numbers = f.emit(
+        vector(_LANES, I32), f"add <16 x i32> zeroinitializer, <{', '.join(f'i32 {i}' for i in range(16))}>"
+    )
     scores = [f.variable(vector(_LANES, F32)) for _ in range(PAGE // _LANES)]
     with f.loop(first_key // PAGE, position // PAGE + 1) as number:
         page = table.load(I32, number).convert("zext", I64)

@@ -41,6 +41,8 @@ class Host:
         found = binding.get_host_cpu_features()
         self.features = frozenset(name for name, there in found.items() if there)
         self._flags = found.flatten()
+        if "avx512vnni" in self.features:  # else LLVM takes two instructions for vpdpwssd, for its latency
+            self._flags += ",+fast-dpwssd"
         self._version = version
         self._target: Any = None
         self._engine: Any = None

@@ -333,5 +333,3 @@ class Module:
         own = {each.name for each in self._functions}
         declared = [text for name, text in sorted(self._declared.items()) if name not in own]
         return "\n".join([*declared, *(each.text() for each in self._functions)]) + "\n"
-
-

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -40,3 +42,9 @@ def pack(product: Product, source: Source, on_bytes: Callable[[int], None]) -> d
             array[first:end] = getattr(piece, name)
         on_bytes(sum(array[first:end].nbytes for array in arrays.values()))
     return {f"{weight.name}.{name}": array for name, array in arrays.items()}
+
+
+def release_freed_memory() -> None:
+    """Give what was freed back to the system: glibc keeps the copies that packing left behind."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

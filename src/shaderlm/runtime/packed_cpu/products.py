@@ -1,7 +1,7 @@
 """Products with weights as they are stored: y[m, n] = Σ_groups scale · Σ number · x + offset · Σ x.
 
 `round_x` makes whole numbers of 16 bits of x, a scale for each group, and their sums, in the order that weights want.
-Weights of a group are read as lanes of 16 bits: four numbers of 4 bits, two of 8. Masks and shifts alone take them apart.
+Weights of a group are read as lanes of 16 bits: four numbers of 4 bits, two of 8. Masks and shifts take them apart.
 """
 
 from __future__ import annotations
@@ -105,23 +105,29 @@ def sums_kernel(group: int) -> str:
 PRODUCT = ("numbers", "scales", "offsets", "bias", "add", "rounded", "x_scales", "x_sums", "out", "N", "K", "tile")
 
 
-def multiply_add_pairs(f: Function, a: Value, b: Value, features: Collection[str]) -> Value:
-    """Of lanes of 16 bits: products, and sums of neighbours in 32 bits."""
+def multiply_add_pairs(f: Function, a: Value, b: Value, to: Value | None, features: Collection[str]) -> Value:
+    """Of lanes of 16 bits: products, and sums of neighbours in 32 bits, added to others."""
     lanes = a.lanes
-    result = vector(lanes // 2, I32)
     widest = 32 if "avx512bw" in features else 16 if "avx2" in features else 0
     if widest and lanes > widest:
+        low, high = range(lanes // 2), range(lanes // 2, lanes)
+        parts = [to.shuffle(range(i, i + lanes // 4)) if to else None for i in (0, lanes // 4)]
         halves = [
-            multiply_add_pairs(f, a.shuffle(range(i, i + lanes // 2)), b.shuffle(range(i, i + lanes // 2)), features)
-            for i in (0, lanes // 2)
+            multiply_add_pairs(f, a.shuffle(half), b.shuffle(half), part, features)
+            for half, part in zip((low, high), parts, strict=True)
         ]
         return halves[0].shuffle(range(lanes // 2), halves[1])
+    result = vector(lanes // 2, I32)
+    if "avx512vnni" in features and lanes >= 8:
+        words = [each.bitcast(result) for each in (a, b)]
+        return f.call(f"llvm.x86.avx512.vpdpwssd.{16 * lanes}", result, to or f.value(0, result), *words)
     name = {32: "avx512.pmaddw.d.512", 16: "avx2.pmadd.wd", 8: "sse2.pmadd.wd"}.get(lanes)
     if widest and name:
-        return f.call(f"llvm.x86.{name}", result, a, b)
-    x, y = a.convert("sext", I32), b.convert("sext", I32)
-    both = x * y
-    return both.shuffle(range(0, lanes, 2)) + both.shuffle(range(1, lanes, 2))
+        pairs = f.call(f"llvm.x86.{name}", result, a, b)
+    else:
+        both = a.convert("sext", I32) * b.convert("sext", I32)
+        pairs = both.shuffle(range(0, lanes, 2)) + both.shuffle(range(1, lanes, 2))
+    return pairs if to is None else pairs + to
 
 
 def _apart(kind: ProductKind, words: Value) -> list[Value]:
@@ -212,7 +218,6 @@ def _exact_tile(kind: ProductKind, f: Function, op: Value, n: Value, m: Value, w
     xs = [_pointer(f, op, "rounded").at(F32, (m + c) * K) for c in range(count)]
     totals = [_pointer(f, op, "x_sums").at(F32, (m + c) * groups) for c in range(count)]
     sums = [[f.variable(vector(half, F32), 0.0) for _ in range(count)] for _ in range(weights)]
-    shifts = [[f.variable(F32, 0.0) for _ in range(count)] for _ in range(weights)]
     with f.loop(0, groups) as g:
         x = [[each.load(vector(half, F32), g * kind.group + part * half) for part in (0, 1)] for each in xs]
         for r in range(weights):
@@ -228,25 +233,49 @@ def _exact_tile(kind: ProductKind, f: Function, op: Value, n: Value, m: Value, w
                 sums[r][c].set(f.fma(product, scale, sums[r][c].value))
                 if kind.offsets:
                     offset = offsets[r].load(factor, g).convert("fpext", F32)
-                    shifts[r][c].set(f.fma(offset, totals[c].load(F32, g), shifts[r][c].value))
-    found = [[f.total(sums[r][c].value) + shifts[r][c].value for c in range(count)] for r in range(weights)]
-    _finish(f, op, n, m, found)
+                    share = offset * totals[c].load(F32, g) * (1 / half)  # of a lane: all are summed
+                    sums[r][c].set(sums[r][c].value + f.splat(share, half))
+    _finish(f, op, n, m, [[each.value for each in row] for row in sums])
 
 
 def _finish(f: Function, op: Value, n: Value, m: Value, sums: list[list[Value]]) -> None:
-    """Bias, what is added, and the results."""
+    """The sums of lanes, bias, what is added, and the results: of a row of x, weights beside each other."""
     N = argument(f, op, PRODUCT.index("N"))
     out, bias, add = (_pointer(f, op, name) for name in ("out", "bias", "add"))
     has_bias, has_add = (each.convert("ptrtoint", I64).compare("ne", 0) for each in (bias, add))
-    for r, row in enumerate(sums):
-        for c, lanes in enumerate(row):
-            y = f.variable(F32, f.total(lanes))
-            where = (m + c) * N + (n + r)
-            with f.when(has_bias):
-                y.set(y.value + bias.load(F32, n + r))
-            with f.when(has_add):
-                y.set(y.value + add.load(F32, where))
-            out.store(y.value, where)
+    for c in range(len(sums[0])):
+        totals = _totals(f, [row[c] for row in sums])
+        y = f.variable(totals.kind, totals)
+        where = (m + c) * N + n
+        with f.when(has_bias):
+            y.set(y.value + bias.load(totals.kind, n))
+        with f.when(has_add):
+            y.set(y.value + add.load(totals.kind, where))
+        out.store(y.value, where)
+
+
+def _totals(f: Function, sums: list[Value]) -> Value:
+    """The sum of each vector, in a lane each: neighbours are folded into one vector until there is one."""
+    count = len(sums)
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [_folded(a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
+    (total,) = sums
+    if count == 1:
+        return f.total(total)
+    # Each vector has total.lanes / count lanes of every sum, in blocks of `count`.
+    while total.lanes > count:
+        half = total.lanes // 2
+        total = total.shuffle(range(half)) + total.shuffle(range(half, total.lanes))
+    return total
+
+
+def _folded(a: Value, b: Value) -> Value:
+    """Lanes of a and b in turns, each the sum of two. Within blocks of four lanes, as processors shuffle quickly."""
+    lanes = a.lanes
+    low = [i + at for i in range(0, lanes, 4) for at in (0, lanes, 1, lanes + 1)]
+    high = [i + at for i in range(0, lanes, 4) for at in (2, lanes + 2, 3, lanes + 3)]
+    return a.shuffle(low, b) + a.shuffle(high, b)
 
 
 def _integer_tile(
@@ -267,7 +296,6 @@ def _integer_tile(
     x_scales = [pointer("x_scales").at(F32, (m + c) * groups) for c in range(count)]
     x_sums = [pointer("x_sums").at(F32, (m + c) * groups) for c in range(count)]
     sums = [[f.variable(vector(16, F32), 0.0) for _ in range(count)] for _ in range(weights)]
-    shifts = [[f.variable(vector(16, F32), 0.0) for _ in range(count)] for _ in range(weights)]
 
     def span(first: Value, width: int) -> None:
         """`width` groups from `first` on."""
@@ -276,15 +304,13 @@ def _integer_tile(
         spread = [[i // (kind.lanes // 2) + at for i in range(unit // 2)] for at in range(0, width, together)]
         x_factors = [each.load(vector(width, F32), first) for each in x_scales]
         x_totals = [each.load(vector(width, F32), first) for each in x_sums] if kind.offsets or kind.zero else []
+        if kind.zero:
+            x_totals = [each * float(-kind.zero) for each in x_totals]
         factors = [each.load(vector(width, factor), first).convert("fpext", F32) for each in scales]
         for r in range(weights):
-            if kind.offsets:
-                more = offsets[r].load(vector(width, factor), first).convert("fpext", F32)
-            for c in range(count):
-                if kind.offsets:
-                    _add(f, shifts[r][c], more, x_totals[c])
-                elif kind.zero:
-                    _add(f, shifts[r][c], factors[r], x_totals[c])
+            added = offsets[r].load(vector(width, factor), first).convert("fpext", F32) if kind.offsets else factors[r]
+            for c in range(count if kind.offsets or kind.zero else 0):
+                _add(f, sums[r][c], added, x_totals[c])
         both = [[factors[r] * x_factors[c] for c in range(count)] for r in range(weights)]
         for v in range(width // together):
             at = first + v * together
@@ -295,8 +321,7 @@ def _integer_tile(
                     whole: Value | None = None
                     for j, part in enumerate(apart):
                         x = rounded[c].load(vector(unit, I16), at * kind.group + j * unit)
-                        pairs = multiply_add_pairs(f, part, x, features)
-                        whole = pairs if whole is None else whole + pairs
+                        whole = multiply_add_pairs(f, part, x, whole, features)
                     assert whole is not None
                     _add(f, sums[r][c], whole.convert("sitofp", F32), both[r][c].shuffle(spread[v]))
 
@@ -307,14 +332,7 @@ def _integer_tile(
         with f.loop(first, end, width) as at:
             span(at, width)
         first, width = end, (kind.groups if width == 16 and kind.groups < 16 else width // 2)
-    if kind.offsets:
-        found = [[sums[r][c].value + shifts[r][c].value for c in range(count)] for r in range(weights)]
-    elif kind.zero:
-        zero = float(-kind.zero)
-        found = [[f.fma(shifts[r][c].value, zero, sums[r][c].value) for c in range(count)] for r in range(weights)]
-    else:
-        found = [[sums[r][c].value for c in range(count)] for r in range(weights)]
-    _finish(f, op, n, m, found)
+    _finish(f, op, n, m, [[each.value for each in row] for row in sums])
 
 
 def _add(f: Function, to: Variable, a: Value, b: Value) -> None:

@@ -60,7 +60,9 @@ def _places(lowered: Lowered, stages: Sequence[int]) -> tuple[dict[str, int], in
                 end[name] = stage
     last = max(stages, default=0) + 1
     end |= {name: last for name in lowered.graph.outputs if name in end}
-    inputs = {name for name in begin if lowered.graph.tensors[name.split(".rounded.")[0].split(".sums.")[0]].role == "input"}
+    inputs = {
+        name for name in begin if lowered.graph.tensors[name.split(".rounded.")[0].split(".sums.")[0]].role == "input"
+    }
     offsets: dict[str, int] = {}
     blocks: list[tuple[int, int, int]] = []  # offset, bytes, last stage
     total = 0

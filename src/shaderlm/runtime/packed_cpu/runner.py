@@ -28,7 +28,7 @@ from ..runner import F32
 from ..weights import Progress, Source, dense
 from .attention import pool_shape
 from .lowering import Lowered, NumpyNode, lower
-from .packing import pack
+from .packing import pack, release_freed_memory
 from .program import Arrays, Memory, Program, stages_of
 from .sizes import numpy_weights, weight_bytes
 from .threads import cores
@@ -64,6 +64,7 @@ class PackedRunner(NumpyRunner):
         loaded = dense([replace(each, format="f32") for each in others.values()], source)
         self.arrays |= loaded
         done.end()
+        release_freed_memory()
         return loaded
 
     def _pool_shape(self, tensor: Tensor, pages: int) -> tuple[int, ...]:

@@ -109,7 +109,9 @@ def _walk(features: Collection[str]) -> str:
     f.branch(chunk.compare("ult", word(row, CHUNKS).load(I64)), at("swap"), at("next"))
     f.line(f"{at('swap')}:")
     now = taken.value
-    pair = f.emit("{ i64, i1 }", f"cmpxchg ptr {word(row, NEXT).name}, i64 {now.name}, i64 {(now + 1).name} acq_rel acquire")
+    pair = f.emit(
+        "{ i64, i1 }", f"cmpxchg ptr {word(row, NEXT).name}, i64 {now.name}, i64 {(now + 1).name} acq_rel acquire"
+    )
     swapped = f.emit("i1", f"extractvalue {{ i64, i1 }} {pair.name}, 1")
     f.branch(swapped, at("run"), at("again"))
     f.line(f"{at('run')}:")
