@@ -24,7 +24,7 @@ from .ir import I64, PTR, Function, Module, Value
 WORDS = 32  # of an op
 FUNCTION, CHUNKS, NEXT, DONE, STAGE = range(5)  # STAGE: the first op of the stage before, or −1 within a stage
 ARGUMENTS = 8
-_SPINS = 2000  # looks before the rest of the time is given to others
+_SPINS = 200  # looks, of 140 cycles each, before the rest of the time is given to others
 STEP_WORDS = 16
 ROWS, BATCH, PAGE_TABLE, YIELD = range(4)  # of a step: what ops read beside their arguments
 
