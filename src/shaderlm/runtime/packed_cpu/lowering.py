@@ -163,7 +163,7 @@ def _linear(t: Lowered, node: Node, _: Node | None) -> None:
             sums = _group_sums(t, x, k, kind.group)
             reads = (x, sums)
     else:
-        kernel, row_bytes = Kernel("product", products.product_kernel, (kind,), host=True), k * kind.bits // 8
+        kernel, row_bytes = Kernel("product", products.product_kernel, (kind, k), host=True), k * kind.bits // 8
         rounded, scales, sums = reads = _rounded(t, x, k, kind)
     tile = max(4, TILE_BYTES // row_bytes // 4 * 4)
     arrays = [f"{weight}.{part}" for part in ("numbers", "scales", "offsets")]

@@ -137,9 +137,9 @@ def _apart(kind: ProductKind, words: Value) -> list[Value]:
     return [words & 15, (words >> 4) & 15, (words >> 8) & 15, words >> 12]
 
 
-def product_kernel(kind: ProductKind, features: Collection[str]) -> str:
-    """With numbers of 16 bits of x."""
-    return _kernel(functools.partial(_integer_tile, kind, features))
+def product_kernel(kind: ProductKind, K: int, features: Collection[str]) -> str:
+    """With numbers of 16 bits of x, in rows of K: a loop of unknown length would take a third of the time of K = 576."""
+    return _kernel(functools.partial(_integer_tile, kind, K, features))
 
 
 def exact_kernel(kind: ProductKind) -> str:
@@ -243,15 +243,18 @@ def _finish(f: Function, op: Value, n: Value, m: Value, sums: list[list[Value]])
     N = argument(f, op, PRODUCT.index("N"))
     out, bias, add = (_pointer(f, op, name) for name in ("out", "bias", "add"))
     has_bias, has_add = (each.convert("ptrtoint", I64).compare("ne", 0) for each in (bias, add))
-    for c in range(len(sums[0])):
-        totals = _totals(f, [row[c] for row in sums])
-        y = f.variable(totals.kind, totals)
-        where = (m + c) * N + n
-        with f.when(has_bias):
-            y.set(y.value + bias.load(totals.kind, n))
-        with f.when(has_add):
-            y.set(y.value + add.load(totals.kind, where))
-        out.store(y.value, where)
+    places = [(m + c) * N + n for c in range(len(sums[0]))]
+    # All are written before anything is asked: LLVM would move sums behind the question, where registers are few.
+    totals = [_totals(f, [row[c] for row in sums]) for c in range(len(places))]
+    for where, total in zip(places, totals, strict=True):
+        out.store(total, where)
+    kind = totals[0].kind
+    with f.when(has_bias):
+        for where in places:
+            out.store(out.load(kind, where) + bias.load(kind, n), where)
+    with f.when(has_add):
+        for where in places:
+            out.store(out.load(kind, where) + add.load(kind, where), where)
 
 
 def _totals(f: Function, sums: list[Value]) -> Value:
@@ -279,14 +282,21 @@ def _folded(a: Value, b: Value) -> Value:
 
 
 def _integer_tile(
-    kind: ProductKind, features: Collection[str], f: Function, op: Value, n: Value, m: Value, weights: int, count: int
+    kind: ProductKind,
+    K: int,
+    features: Collection[str],
+    f: Function,
+    op: Value,
+    n: Value,
+    m: Value,
+    weights: int,
+    count: int,
 ) -> None:
     """Products of `weights` rows from n on with `count` rows of x from m on."""
 
     def pointer(name: str) -> Value:
         return argument(f, op, PRODUCT.index(name), PTR)
 
-    K = argument(f, op, PRODUCT.index("K"))
     groups = K // kind.group
     factor = F16 if kind.half else F32
     numbers = [pointer("numbers").at("i8", (n + r) * (K * kind.bits // 8)) for r in range(weights)]
@@ -325,12 +335,14 @@ def _integer_tile(
                     assert whole is not None
                     _add(f, sums[r][c], whole.convert("sitofp", F32), both[r][c].shuffle(spread[v]))
 
-    first: Value | int = 0
-    width = 16
+    first, width = 0, 16
     while width:
         end = groups - groups % width
-        with f.loop(first, end, width) as at:
-            span(at, width)
+        if end == first + width:
+            span(f.value(first, I64), width)
+        elif end > first:
+            with f.loop(first, end, width) as at:
+                span(at, width)
         first, width = end, (kind.groups if width == 16 and kind.groups < 16 else width // 2)
     _finish(f, op, n, m, [[each.value for each in row] for row in sums])
 
