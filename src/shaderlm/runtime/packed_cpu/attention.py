@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...graph.batch import NONE, PAGE, RUN
 from .elementwise import exponential, tanh
 from .ir import F16, F32, I32, I64, PTR, Function, Module, Value, vector
-from .threads import BATCH, PAGE_TABLE, argument, define
+from .threads import BATCH, PAGE_TABLE, ROWS, argument, define
 
 _HIDDEN = -1e30  # a score whose exponential is nothing
 _LANES = 16
@@ -51,78 +51,121 @@ def write_kernel(half: bool) -> str:
 ATTENTION = ("q", "keys", "values", "sinks", "out", "Hq", "group", "window", "scale", "cap")
 
 
+def tile_rows(width: int) -> int:
+    """Rows of a chunk: those of one sequence read keys and values once. As many as registers hold sums of."""
+    return 4 if width <= 64 else 2
+
+
 def attention_kernel(width: int, half: bool) -> str:
-    """The op attention. A chunk is a row and a head; pages are read one after the other."""
+    """The op attention. A chunk is some rows and a head; pages are read one after the other."""
     module = Module()
     f, op, chunk, step = define(module, "attention")
+    heads = argument(f, op, ATTENTION.index("Hq"))
+    count = tile_rows(width)
+    first, head = chunk // heads * count, chunk % heads
+    rows = step.load(I64, ROWS)
+    position, pages = _record(f, step, first, 1), _record(f, step, first, 3)
+    last = f.intrinsic("smin", first + (count - 1), rows - 1)
+    ahead = _record(f, step, last, 1) - position
+    # Positions of one sequence grow by one: if the last row is as far ahead as it lies behind, so are those between.
+    same = (_record(f, step, last, 3) - pages).compare("eq", 0).convert("zext", I64)
+    far = ahead.compare("eq", count - 1).convert("zext", I64)
+    alone = (same & far).compare("eq", 0)
+    with f.when((same & far).compare("ne", 0)):
+        f.run("attend_tile", op, first, head, step)
+    with f.when(alone), f.loop(first, last + 1) as row:
+        f.run("attend_one", op, row, head, step)
+    _attend(module, "attend_tile", width, half, count, PAGE // 2)
+    _attend(module, "attend_one", width, half, 1, PAGE)
+    return module.text()
+
+
+def _attend(module: Module, name: str, width: int, half: bool, count: int, together: int) -> None:
+    """`count` rows at consecutive positions of a sequence; `together` keys at a time."""
+    f = module.function(name, PTR, I64, I64, PTR)
+    op, row, head, step = f.parameters
     element = F16 if half else F32
     heads, group, window = (argument(f, op, ATTENTION.index(name)) for name in ("Hq", "group", "window"))
     scale, cap = (argument(f, op, ATTENTION.index(name), F32) for name in ("scale", "cap"))
     q, keys, values, sinks, out = (argument(f, op, ATTENTION.index(name), PTR) for name in ATTENTION[:5])
-    row, head = chunk // heads, chunk % heads
-    kv_heads = heads // group
     position = _record(f, step, row, 1)
     table = step.at(I64, PAGE_TABLE).load(PTR).at(I32, _record(f, step, row, 3) & (RUN - 1))
-    q = q.at(F32, chunk * width)
+    places = [((row + c) * heads + head) * width for c in range(count)]
     windowed = window.compare("ne", 0)
-    begins = f.select(position.compare("uge", window), position - window + 1, 0, I64)
-    first_key = f.select(windowed, begins, 0, I64)
+
+    def first_key(c: int) -> Value:
+        """That row c sees."""
+        own = position + c
+        return f.select(windowed, f.select(own.compare("uge", window), own - window + 1, 0, I64), 0, I64)
+
+    firsts = [first_key(c) for c in range(count)]
     pieces = _pieces(width)
-    sums = [f.variable(vector(lanes, F32), 0.0) for _, lanes in pieces]
-    most, total = f.variable(F32, _HIDDEN), f.variable(F32, 0.0)
+    sums = [[f.variable(vector(lanes, F32), 0.0) for _, lanes in pieces] for _ in range(count)]
+    most = [f.variable(F32, _HIDDEN) for _ in range(count)]
+    total = [f.variable(F32, 0.0) for _ in range(count)]
     with f.when(sinks.convert("ptrtoint", I64).compare("ne", 0)):
-        most.set(sinks.load(F32, head))
-        total.set(1.0)
-    shares = f.allocate(F32, PAGE)
+        for c in range(count):
+            most[c].set(sinks.load(F32, head))
+            total[c].set(1.0)
+    shares = [f.allocate(F32, together) for _ in range(count)]
+    wide = vector(_LANES, F32)
+    scores = [[f.variable(wide) for _ in range(together // _LANES)] for _ in range(count)]
     numbers = f.emit(
         vector(_LANES, I32), f"add <16 x i32> zeroinitializer, <{', '.join(f'i32 {i}' for i in range(16))}>"
     )
-    scores = [f.variable(vector(_LANES, F32)) for _ in range(PAGE // _LANES)]
-    with f.loop(first_key // PAGE, position // PAGE + 1) as number:
-        page = table.load(I32, number).convert("zext", I64)
-        block = (page * kv_heads + head // group) * (width * PAGE)
-        for each in scores:
+    with f.loop(firsts[0] // together, (position + (count - 1)) // together + 1) as number:
+        here = number * together  # the first of these keys
+        page = table.load(I32, here // PAGE).convert("zext", I64)
+        block = (page * (heads // group) + head // group) * (width * PAGE)
+        at = here % PAGE
+        for each in (each for row_scores in scores for each in row_scores):
             each.set(0.0)
         with f.loop(0, width) as d:
-            x = f.splat(q.load(F32, d) * scale, _LANES)
-            for i, each in enumerate(scores):
-                key = keys.load(vector(_LANES, element), block + d * PAGE + i * _LANES).convert("fpext", F32)
-                each.set(f.fma(x, key, each.value))
-        with f.when(cap.compare("une", 0.0)):
-            wide = f.splat(cap, _LANES)
-            for each in scores:
-                each.set(tanh(f, each.value / wide) * wide)
-        # Keys of this page from `low` to `high` are seen.
-        here = number * PAGE
-        high = f.intrinsic("smin", position - here, f.value(PAGE - 1, I64))
-        low = f.intrinsic("smax", first_key - here, f.value(0, I64))
-        highs, lows = (f.splat(each.convert("trunc", I32), _LANES) for each in (high, low))
-        largest: Value = f.splat(most.value, _LANES)
-        for i, each in enumerate(scores):
-            key = numbers + i * _LANES
-            above = f.select(key.compare("sge", lows), each.value, _HIDDEN, each.kind)
-            each.set(f.select(key.compare("sle", highs), above, _HIDDEN, each.kind))
-            largest = f.most(largest, each.value)
-        now = f.largest(largest)
-        keep = exponential(f, most.value - now)
-        most.set(now)
-        added = f.variable(vector(_LANES, F32), 0.0)
-        for i, each in enumerate(scores):
-            share = exponential(f, each.value - f.splat(now, _LANES))
-            added.set(added.value + share)
-            shares.store(share, i * _LANES)
-        total.set(f.fma(total.value, keep, f.total(added.value)))
-        for each in sums:
-            each.set(each.value * f.splat(keep, each.value.lanes))
-        with f.loop(low, high + 1) as c:
-            share = shares.load(F32, c)
-            for (first, lanes), each in zip(pieces, sums, strict=True):
-                value = values.load(vector(lanes, element), block + c * width + first).convert("fpext", F32)
-                each.set(f.fma(value, share, each.value))
-    inverse = f.value(1.0, F32) / total.value
-    for (first, lanes), each in zip(pieces, sums, strict=True):
-        out.store(each.value * f.splat(inverse, lanes), chunk * width + first)
-    return module.text()
+            x = [f.splat(q.load(F32, place + d) * scale, _LANES) for place in places]
+            for i in range(together // _LANES):
+                key = keys.load(vector(_LANES, element), block + d * PAGE + at + i * _LANES).convert("fpext", F32)
+                for c in range(count):
+                    scores[c][i].set(f.fma(x[c], key, scores[c][i].value))
+        for c in range(count):
+            with f.when(cap.compare("une", 0.0)):
+                caps = f.splat(cap, _LANES)
+                for each in scores[c]:
+                    each.set(tanh(f, each.value / caps) * caps)
+            high = f.splat((position + c - here).convert("trunc", I32), _LANES)
+            low = f.splat((firsts[c] - here).convert("trunc", I32), _LANES)
+            largest: Value = f.splat(most[c].value, _LANES)
+            seen = []
+            for i, each in enumerate(scores[c]):
+                key = numbers + i * _LANES
+                both = key.compare("sge", low), key.compare("sle", high)
+                seen.append(f.emit(both[0].kind, f"and {both[0].kind} {both[0].name}, {both[1].name}"))
+                each.set(f.select(seen[i], each.value, _HIDDEN, wide))
+                largest = f.most(largest, each.value)
+            now = f.largest(largest)
+            keep = exponential(f, most[c].value - now)
+            most[c].set(now)
+            added = f.value(0.0, wide)
+            for i, each in enumerate(scores[c]):
+                share = f.select(seen[i], exponential(f, each.value - f.splat(now, _LANES)), 0.0, wide)
+                added = added + share
+                shares[c].store(share, i * _LANES)
+            total[c].set(f.fma(total[c].value, keep, f.total(added)))
+            for each in sums[c]:
+                each.set(each.value * f.splat(keep, each.value.lanes))
+        # Values of keys that a row sees: others may be no numbers.
+        low_key = f.intrinsic("smax", firsts[0] - here, f.value(0, I64))
+        end = f.intrinsic("smin", position + count - here, f.value(together, I64))
+        with f.loop(low_key, end) as k:
+            weights = [each.load(F32, k) for each in shares]
+            for i, (first, lanes) in enumerate(pieces):
+                where = block + (at + k) * width + first
+                value = values.load(vector(lanes, element), where).convert("fpext", F32)
+                for c in range(count):
+                    sums[c][i].set(f.fma(value, weights[c], sums[c][i].value))
+    for c in range(count):
+        inverse = f.value(1.0, F32) / total[c].value
+        for (first, lanes), each in zip(pieces, sums[c], strict=True):
+            out.store(each.value * f.splat(inverse, lanes), places[c] + first)
 
 
 def _pieces(width: int) -> list[tuple[int, int]]:

@@ -39,14 +39,14 @@ def bits_of(number: float) -> int:
 
 @dataclass(frozen=True)
 class Op:
-    """One op of a program. `by_row`: there are so many chunks for every row of the step."""
+    """One op of a program. There are so many chunks for every `rows` rows of the step; 0: however many there are."""
 
     kernel: Kernel
     arguments: tuple[Argument, ...]
     reads: tuple[str, ...]
     writes: str
     chunks: int = 1
-    by_row: bool = True
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _linear(t: Lowered, node: Node, _: Node | None) -> None:
         arrays[2] = ""
     named = [each or None for each in arrays]
     arguments = (*named, bias, None, rounded, scales, sums, out, n, k, tile)
-    t.add(kernel, arguments, reads, out, chunks=-(-n // tile), by_row=False)
+    t.add(kernel, arguments, reads, out, chunks=-(-n // tile), rows=0)
 
 
 def _rounded(t: Lowered, x: str, k: int, kind: ProductKind) -> tuple[str, str, str]:
@@ -250,7 +250,14 @@ def _attention(t: Lowered, node: Node, _: Node | None) -> None:
     scale = 1 / math.sqrt(d["D"]) if d["scale"] is None else d["scale"]
     kernel = Kernel("attention", attention.attention_kernel, (d["D"], d["cache"] == "f16"))
     sizes = (d["Hq"], d["Hq"] // d["Hkv"], d["window"], bits_of(scale), bits_of(d["softcap"]))
-    t.add(kernel, (q, keys, node.inputs["v_cache"], sinks, out, *sizes), (q, keys), out, chunks=d["Hq"])
+    t.add(
+        kernel,
+        (q, keys, node.inputs["v_cache"], sinks, out, *sizes),
+        (q, keys),
+        out,
+        chunks=d["Hq"],
+        rows=attention.tile_rows(d["D"]),
+    )
 
 
 _LOWERINGS: Mapping[str, Callable[[Lowered, Node, Node | None], None]] = {

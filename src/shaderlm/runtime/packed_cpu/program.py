@@ -113,7 +113,7 @@ class Program:
         addresses = {kernel: _address(kernel) for kernel in {op.kernel for op in ops}}
         self._words[: len(ops), FUNCTION] = [addresses[op.kernel] for op in ops]
         self._chunks = np.array([*(op.chunks for op in ops), 0], np.int64)
-        self._by_row = np.array([*(op.by_row for op in ops), True])
+        self._row_tiles = np.array([*(op.rows for op in ops), 0], np.int64)
         self._rows = 0
 
     def bind(self, arrays: Arrays) -> None:
@@ -137,7 +137,8 @@ class Program:
     def run(self, rows: int, batch: NDArray[np.uint32] | None, page_table: NDArray[np.uint32] | None) -> None:
         """All ops, for so many rows."""
         if rows != self._rows:
-            self._words[:, CHUNKS] = np.where(self._by_row, self._chunks * rows, self._chunks)
+            tiles = -(-rows // np.maximum(self._row_tiles, 1))
+            self._words[:, CHUNKS] = np.where(self._row_tiles, self._chunks * tiles, self._chunks)
             self._rows = rows
         self._step[ROWS] = rows
         self._step[BATCH] = 0 if batch is None else batch.ctypes.data
