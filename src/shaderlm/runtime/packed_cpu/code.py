@@ -40,12 +40,13 @@ class Host:
         self.cpu = binding.get_host_cpu_name()
         found = binding.get_host_cpu_features()
         self.features = frozenset(name for name, there in found.items() if there)
+        if "sse2" in self.features and "f16c" not in self.features:
+            raise DeviceError('this processor cannot convert f16 (it has no F16C): take device="numpy"')
         self._flags = found.flatten()
         if "avx512vnni" in self.features:  # else LLVM takes two instructions for vpdpwssd, for its latency
             self._flags += ",+fast-dpwssd"
         self._version = version
-        self._target: Any = None
-        self._engine: Any = None
+        self._engines: list[Any] = []
         self._addresses: dict[str, int] = {}
 
     def address(self, name: str, write: Callable[..., str], *how: Any) -> int:
@@ -62,11 +63,11 @@ class Host:
         if data is None:
             data = self.compile(write())
             _keep(key, data)
-        # An engine of its own: two modules may have functions of the same name.
+        # An engine for each: two modules may have functions of the same name. Code lives as long as its engine.
         engine = self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(""), self._machine())
         engine.add_object_file(self._llvm.object_file.ObjectFileRef.from_data(data))
         engine.finalize_object()
-        self._engine = (self._engine, engine)  # code lives as long as its engine
+        self._engines.append(engine)
         return int(engine.get_function_address(name))
 
     def _machine(self) -> Any:
@@ -84,17 +85,6 @@ class Host:
         builder.getModulePassManager().run(module, builder)
         data: bytes = machine.emit_object(module)
         return data
-
-    def assembly(self, text: str) -> str:
-        """What a module becomes, to read."""
-        module = self._llvm.parse_assembly(text)
-        machine = self._machine()
-        module.triple, module.data_layout = self._llvm.get_default_triple(), str(machine.target_data)
-        options = self._llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = options.slp_vectorization = False
-        builder = self._llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
-        return str(machine.emit_assembly(module))
 
 
 @functools.cache

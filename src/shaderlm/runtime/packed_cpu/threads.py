@@ -194,5 +194,6 @@ def run(ops: NDArray[np.int64], step: NDArray[np.int64]) -> None:
             workers.start(ops, len(ops), step, epoch)
         _walker()(ops.ctypes.data, len(ops), step.ctypes.data, epoch)
     finally:
+        ops[:, NEXT] = 0  # no epoch: whoever is late takes nothing, though chunks and arguments change
         if not alone:
             workers.busy.release()
