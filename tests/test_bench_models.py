@@ -70,7 +70,7 @@ def test_rows_for_programs(tiny: Path) -> None:
         assert row["avg_ts"] == pytest.approx(np.mean(row["samples_ts"]))
         assert row["stddev_ts"] == pytest.approx(np.std(row["samples_ts"], ddof=1))
         assert row["avg_ns"] == pytest.approx(np.mean(row["samples_ns"]), abs=1)
-        assert (row["backends"], row["gpu_info"], row["model_filename"]) == ("CPU", "cpu (onnxruntime)", str(tiny))
+        assert (row["backends"], row["gpu_info"], row["model_filename"]) == ("CPU", "cpu (LLVM)", str(tiny))
 
 
 def test_every_format_says_the_same(tiny: Path) -> None:

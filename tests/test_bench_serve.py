@@ -332,7 +332,7 @@ def test_a_server_is_started_and_ended(tiny: Path) -> None:
     done = shaderlm("bench", "serve", "-m", tiny, "--device", "cpu", "--concurrency", 2, "-p", 4, "-n", 4, "--json")
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
-    assert (found["server"]["name"], found["server"]["device"]) == ("tiny", "cpu (onnxruntime)")
+    assert (found["server"]["name"], found["server"]["device"]) == ("tiny", "cpu (LLVM)")
     assert found["runs"][0]["completed"] == 8
     assert children() == before
 

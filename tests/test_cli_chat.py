@@ -584,7 +584,7 @@ def terminal(
 def test_at_a_terminal(slow: Path, ending: str) -> None:
     arguments = ("chat", "-m", slow, "--device", "cpu", "-t", 0, "-n", 1 << 19)
     with terminal(*arguments) as (screen, child):
-        screen.wait_for("slow on cpu (onnxruntime). /help lists the commands")
+        screen.wait_for("slow on cpu (LLVM). /help lists the commands")
         screen.wait_for("> ")
         time.sleep(0.3)  # readline shows the prompt a moment before it listens
         child.send_signal(signal.SIGINT)

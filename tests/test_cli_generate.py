@@ -165,7 +165,7 @@ def test_json_is_one_object_with_every_number(tiny: Path) -> None:
     with package.load(tiny, device="cpu") as model:
         expected = model.chat([{"role": "user", "content": "Hello"}], max_tokens=6)
     assert (found["text"], found["ids"], found["finish_reason"]) == (str(expected), expected.ids, "length")
-    assert (found["model"], found["device"]) == ("tiny", "cpu (onnxruntime)")
+    assert (found["model"], found["device"]) == ("tiny", "cpu (LLVM)")
     assert (found["prompt_tokens"], found["completion_tokens"]) == (len(expected.prompt_ids), 6)
     assert found["seconds_to_first_token"] > 0
     assert found["tokens_per_second"] > 0
@@ -306,7 +306,7 @@ def test_verbose_says_what_and_how_fast_on_stderr(tiny: Path) -> None:
     assert done.out == greedy(tiny, "Hello", max_tokens=4) + "\n"
     for words in (
         'model    tiny (llama, 78.8 K parameters; its file says "Tiny Llama")',
-        "cpu (onnxruntime)",
+        "cpu (LLVM)",
         "to the first token",
         "tok/s",
         "finish reason: length",

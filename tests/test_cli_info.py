@@ -210,7 +210,7 @@ def test_memory_on_the_cpu_is_what_the_runner_holds(device: str, tmp_path: Path)
         assert isinstance(model.runner, NumpyRunner)
         assert memory["weights"] == model.report.weight_bytes
         assert memory["cache"] == sum(pool.nbytes for pool in model.runner._pools.values())
-    assert memory["device"] == f"the CPU, by {'NumPy' if device == 'numpy' else 'onnxruntime'}"
+    assert memory["device"] == f"the CPU, by {'NumPy' if device == 'numpy' else 'LLVM'}"
 
 
 def test_a_link_to_nowhere(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def oracle(path: Path) -> Iterator[LanguageModel]:
 @pytest.fixture(scope="module", params=["exact", "fast"])
 def packed(path: Path, request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     with shaderlm.load(path, device="cpu", precision=request.param) as model:
-        assert model.report.device == "cpu (onnxruntime)"
+        assert model.report.device == "cpu (LLVM)"
         yield model
 
 

@@ -168,7 +168,7 @@ def _cpu_memory(kind: Architecture, config: Config, context: int, device: str) -
     packed = device == "cpu" and is_available()
     needed, _ = cpu_memory(kind, config, context, packed=packed)
     parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
-    name = f"the CPU, by {'onnxruntime' if packed else 'NumPy'}"
+    name = f"the CPU, by {'LLVM' if packed else 'NumPy'}"
     return {"context": context, "device": name, "device_bytes": None, "backend": None, **parts}
 
 
@@ -365,7 +365,7 @@ def _gpu_bytes(file: Checkpoint) -> int | None:
 
 
 def _cpu_bytes(file: Checkpoint, model: _Model | None) -> dict[str, int] | None:
-    """Bytes of weights on the CPU: with onnxruntime, those of them that are dense, and in NumPy."""
+    """Bytes of weights on the CPU: by LLVM, those of them that are dense, and in NumPy."""
     from ..engine.planning import cpu_memory
     from ..formats.convert import device_format
 
@@ -435,9 +435,7 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("on a GPU", f"about {size(facts['gpu_weight_bytes'])} of weights"))
     if cpu := facts["cpu_weight_bytes"]:
         dense = f" ({size(cpu['dense'])} of them dense)" if cpu["dense"] else ""
-        lines.append(
-            ("on the CPU", f"{size(cpu['packed'])} of weights{dense}, {size(cpu['numpy'])} without onnxruntime")
-        )
+        lines.append(("on the CPU", f"{size(cpu['packed'])} of weights{dense}, {size(cpu['numpy'])} by NumPy"))
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
     return [(label, text) for label, text in lines if text != _NOT_GIVEN]

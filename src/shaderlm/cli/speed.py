@@ -274,7 +274,7 @@ def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
 
 
 # Multiply-adds per second on a CPU, roughly: with SmolLM2 on 2 slow cores.
-_CPU_FLOPS = {"cpu (NumPy)": 6e9, "cpu (onnxruntime)": 20e9, "WGSL kernels in software": 0.6e9}
+_CPU_FLOPS = {"cpu (NumPy)": 6e9, "cpu (LLVM)": 30e9, "WGSL kernels in software": 0.6e9}
 _LONG_SECONDS = 120
 
 

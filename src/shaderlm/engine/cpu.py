@@ -1,4 +1,4 @@
-"""Two ways to compute on the CPU: "cpu" keeps weights packed if onnxruntime is there, "numpy" is the reference."""
+"""Two ways to compute on the CPU: "cpu" keeps weights packed if llvmlite is there, "numpy" is the reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def packs_weights(device: Any) -> bool:
     if isinstance(device, str) and device.strip().lower() == "numpy":
         return False
     if not is_available():
-        _log.warning("NumPy computes, with weights in f32; with onnxruntime it is faster: %s", install_command("cpu"))
+        _log.warning("NumPy computes, with weights in f32; with llvmlite it is faster: %s", install_command("cpu"))
         return False
     return True
 

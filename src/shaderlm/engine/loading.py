@@ -58,7 +58,7 @@ def load(
     The default is smollm2-135m, downloaded once.
 
     device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" keeps weights as they are
-    stored if onnxruntime is installed (the extra `cpu`); otherwise it is "numpy", the reference, with weights in f32;
+    stored if llvmlite is installed (the extra `cpu`); otherwise it is "numpy", the reference, with weights in f32;
     anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
     backend: the implementation of WebGPU: "wgpu", "dawn", or "auto" (default), which takes Dawn where it has matrix
     units, otherwise what `shaderlm tune` measured to be faster on this device, and before that wgpu.

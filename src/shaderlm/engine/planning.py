@@ -36,7 +36,7 @@ from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of
 from ..models.config import Config, StepSpec
 from ..runtime.numpy_runner import FIRST_POSITIONS as CPU_POSITIONS
-from ..runtime.packed_cpu.segments import translations
+from ..runtime.packed_cpu.lowering import lower
 from ..runtime.packed_cpu.sizes import weight_bytes
 from ..runtime.pages import MAX_SEQUENCES, pages_for
 from ..runtime.runner import bucket, buckets
@@ -176,7 +176,7 @@ def cpu_memory(
     """
     check_context(context, config.context)
     body, head = kind.build(config, StepSpec(1, paged=True)), kind.head(config, 1, 1)
-    sizes = weight_bytes([*translations(body, precision), *translations(head, precision)])
+    sizes = weight_bytes([lower(body, precision), lower(head, precision)])
     everything = {tensor.name: 4 * tensor.size for graph in (body, head) for tensor in graph.weights()}
     positions = min(config.context, max(CPU_POSITIONS, 2 * context))
     scratch = 4 * MAX_SEQUENCES * (1 + pages_for(config.context))

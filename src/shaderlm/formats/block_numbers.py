@@ -1,6 +1,6 @@
 """Blocks of weights → whole numbers with a scale, and perhaps an offset, for every few of them. Nothing is rounded.
 
-weight = scale · number + offset. `unpack` gives the weights themselves, by the same bits; a test compares both.
+weight = scale · (number − zero) + offset. `unpack` gives the weights themselves; a test compares both.
 """
 
 from __future__ import annotations
@@ -19,34 +19,39 @@ U8 = NDArray[np.uint8]
 
 
 class NumberShape(NamedTuple):
-    """Bits of a number (4: −8 … 7, 8: −128 … 127), how many numbers share a scale, whether they have offsets."""
+    """How rows are stored: weight = scale · (number − zero) + offset, the last two for every `group` of numbers.
+
+    Numbers of 4 bits are 0 … 15, those of 8 bits −128 … 127.
+    """
 
     bits: int
     group: int
+    half: bool = False  # scales and offsets are f16, as in the file; otherwise f32
     offsets: bool = False
+    zero: int = 0
 
 
 class BlockNumbers(NamedTuple):
-    """Rows [N, K]: `numbers` are stored as number + 8 in four bits, the even one low, or as number + 128 in a byte."""
+    """Rows [N, K]. Of 4 bits, the first half of a group lies in the low halves of its bytes."""
 
     numbers: U8  # [N, K · bits / 8]
-    scales: F32  # [N, K / group]
-    offsets: F32 | None  # the same
+    scales: NDArray[Any]  # [N, K / group]
+    offsets: NDArray[Any] | None  # the same
 
 
 NUMBER_SHAPES: Mapping[str, NumberShape] = {
-    "q4_0": NumberShape(4, 32),
-    "q4_1": NumberShape(4, 32, offsets=True),
-    "q5_0": NumberShape(8, 32),
-    "q5_1": NumberShape(8, 32, offsets=True),
-    "q8_0": NumberShape(8, 32),
+    "q4_0": NumberShape(4, 32, half=True, zero=8),
+    "q4_1": NumberShape(4, 32, half=True, offsets=True),
+    "q5_0": NumberShape(8, 32, half=True),
+    "q5_1": NumberShape(8, 32, half=True, offsets=True),
+    "q8_0": NumberShape(8, 32, half=True),
     "q2_k": NumberShape(4, 16, offsets=True),
-    "q3_k": NumberShape(4, 16),
+    "q3_k": NumberShape(4, 16, zero=4),
     "q4_k": NumberShape(4, 32, offsets=True),
     "q5_k": NumberShape(8, 32, offsets=True),
     "q6_k": NumberShape(8, 16),
     "mxfp4": NumberShape(8, 32),
-    "iq4_nl": NumberShape(8, 32),
+    "iq4_nl": NumberShape(8, 32, half=True),
     "iq4_xs": NumberShape(8, 32),
 }
 
@@ -57,34 +62,32 @@ def block_numbers(rows: U8, kind: str) -> BlockNumbers:
     blocks = rows.reshape(count, -1, form.block_bytes)
     with np.errstate(over="ignore", invalid="ignore"):  # an infinite scale is the file's
         numbers, scales, offsets = _READERS[kind](blocks)
-    flat = None if offsets is None else np.ascontiguousarray(offsets, np.float32).reshape(count, -1)
-    return BlockNumbers(numbers.reshape(count, -1), np.ascontiguousarray(scales, np.float32).reshape(count, -1), flat)
+    dtype = np.float16 if NUMBER_SHAPES[kind].half else np.float32
+    flat = None if offsets is None else np.ascontiguousarray(offsets, dtype).reshape(count, -1)
+    return BlockNumbers(
+        np.ascontiguousarray(numbers).reshape(count, -1).view(np.uint8),
+        np.ascontiguousarray(scales, dtype).reshape(count, -1),
+        flat,
+    )
 
 
 _Read = tuple[U8, Any, Any]
 
 
-def _half(blocks: U8, at: int) -> F32:
+def _f16(blocks: U8, at: int) -> NDArray[np.float16]:
     """The f16 at this byte of each block, [N, blocks, 1]."""
-    return blocks[:, :, at : at + 2].view(np.float16).astype(np.float32)
+    return blocks[:, :, at : at + 2].view(np.float16)
 
 
-def _even_low(halves: Any, size: int) -> U8:
-    """`size` bytes with number i below number i + size → as many with neighbours. [..., n · size] of bytes, flat.
-
-    In long flat passes: NumPy needs 20 times as long for rows of 8 bytes.
-    """
-    pairs = np.ascontiguousarray(halves.view(f"V{size}")).view("<u2").reshape(-1)
-    low = ((pairs >> 4 & 0x00F0) | (pairs & 0x000F)).astype(np.uint8)
-    high = ((pairs >> 8 & 0x00F0) | (pairs >> 4 & 0x000F)).astype(np.uint8)
-    out = np.empty((len(pairs) * 2 // size, 2), f"V{size // 2}")
-    out[:, 0], out[:, 1] = low.view(out.dtype), high.view(out.dtype)
-    return out.view(np.uint8)
+def _half(blocks: U8, at: int) -> F32:
+    """The same in f32."""
+    return _f16(blocks, at).astype(np.float32)
 
 
-def _nibbles(numbers: U8) -> U8:
-    """Numbers from 0 to 15 in bytes, two by two."""
-    pairs: U8 = numbers[..., ::2] | numbers[..., 1::2] << np.uint8(4)
+def _nibbles(numbers: U8, group: int) -> U8:
+    """Numbers from 0 to 15 in bytes → two by two, the halves of a group above each other."""
+    halves = numbers.reshape(*numbers.shape[:2], -1, 2, group // 2)
+    pairs: U8 = halves[..., 0, :] | halves[..., 1, :] << np.uint8(4)
     return pairs
 
 
@@ -94,12 +97,11 @@ def _split(quants: U8) -> U8:
 
 
 def _q4_0(blocks: U8) -> _Read:
-    return _even_low(blocks[:, :, 2:], 16), _half(blocks, 0), None
+    return blocks[:, :, 2:], _f16(blocks, 0), None
 
 
 def _q4_1(blocks: U8) -> _Read:
-    scale = _half(blocks, 0)
-    return _even_low(blocks[:, :, 4:], 16), scale, _half(blocks, 2) + 8 * scale
+    return blocks[:, :, 4:], _f16(blocks, 0), _f16(blocks, 2)
 
 
 def _fives(high: U8, quants: U8) -> U8:
@@ -109,29 +111,29 @@ def _fives(high: U8, quants: U8) -> U8:
 
 
 def _q5_0(blocks: U8) -> _Read:
-    return _fives(blocks[:, :, 2:6], blocks[:, :, 6:]) + np.uint8(128 - 16), _half(blocks, 0), None
+    return _fives(blocks[:, :, 2:6], blocks[:, :, 6:]) - np.uint8(16), _f16(blocks, 0), None
 
 
 def _q5_1(blocks: U8) -> _Read:
-    return _fives(blocks[:, :, 4:8], blocks[:, :, 8:]) + np.uint8(128), _half(blocks, 0), _half(blocks, 2)
+    return _fives(blocks[:, :, 4:8], blocks[:, :, 8:]), _f16(blocks, 0), _f16(blocks, 2)
 
 
 def _q8_0(blocks: U8) -> _Read:
-    return blocks[:, :, 2:] ^ np.uint8(128), _half(blocks, 0), None
+    return blocks[:, :, 2:], _f16(blocks, 0), None
 
 
 def _q2_k(blocks: U8) -> _Read:
     """16 bytes of scales and minima, 64 of two bits, d and dmin (f16)."""
     factors = blocks[:, :, :16]
     offsets = -(_half(blocks, 82) * (factors >> 4))
-    return _nibbles(two_bits(blocks[:, :, 16:80]) + np.uint8(8)), _half(blocks, 80) * (factors & 15), offsets
+    return _nibbles(two_bits(blocks[:, :, 16:80]), 16), _half(blocks, 80) * (factors & 15), offsets
 
 
 def _q3_k(blocks: U8) -> _Read:
     """32 bytes of high bits, 64 of low bits, 12 of scales, d (f16)."""
     quants = two_bits(blocks[:, :, 32:96]) | high_bits(blocks[:, :, :32]) << np.uint8(2)  # 0 … 7 for −4 … 3
     scales = _half(blocks, 108) * (q3_k_scales(blocks).astype(np.float32) - np.float32(32))
-    return _nibbles(quants + np.uint8(4)), scales, None
+    return _nibbles(quants, 16), scales, None
 
 
 def _k_factors(blocks: U8) -> tuple[F32, F32]:
@@ -144,14 +146,18 @@ def _k_factors(blocks: U8) -> tuple[F32, F32]:
 
 def _q4_k(blocks: U8) -> _Read:
     scales, minima = _k_factors(blocks)
-    return _even_low(blocks[:, :, 16:], 32), scales, 8 * scales - minima
+    quants = blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 2, 16)  # 32 numbers in the low bits, 32 in the high ones
+    first, second = quants[..., 0, :], quants[..., 1, :]
+    low = (first & 15) | second << np.uint8(4)
+    high = (first >> 4) | (second & 240)
+    return np.stack([low, high], axis=3), scales, -minima
 
 
 def _q5_k(blocks: U8) -> _Read:
     scales, minima = _k_factors(blocks)
     quants = blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32)
     low = np.stack([quants & 15, quants >> 4], axis=3).reshape(*blocks.shape[:2], 256)
-    return (low | high_bits(blocks[:, :, 16:48]) << np.uint8(4)) + np.uint8(128), scales, -minima
+    return low | high_bits(blocks[:, :, 16:48]) << np.uint8(4), scales, -minima
 
 
 def _q6_k(blocks: U8) -> _Read:
@@ -160,12 +166,12 @@ def _q6_k(blocks: U8) -> _Read:
     nibbles = np.concatenate([low & 15, low >> 4], axis=3).reshape(*blocks.shape[:2], 256)
     quants = nibbles | two_bits(blocks[:, :, 128:192]) << np.uint8(4)  # 0 … 63 for −32 … 31
     scales = _half(blocks, 208) * np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8)
-    return quants + np.uint8(128 - 32), scales, None
+    return quants - np.uint8(32), scales, None
 
 
 def _coded(values: F32, codes: U8) -> U8:
     """Numbers by their codes, four bits each."""
-    table: U8 = (values.astype(np.int16) + 128).astype(np.uint8)
+    table = values.astype(np.int8).view(np.uint8)
     return table[_split(codes)]
 
 
@@ -176,7 +182,7 @@ def _mxfp4(blocks: U8) -> _Read:
 
 
 def _iq4_nl(blocks: U8) -> _Read:
-    return _coded(IQ4_VALUES, blocks[:, :, 2:]), _half(blocks, 0), None
+    return _coded(IQ4_VALUES, blocks[:, :, 2:]), _f16(blocks, 0), None
 
 
 def _iq4_xs(blocks: U8) -> _Read:

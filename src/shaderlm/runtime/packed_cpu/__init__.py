@@ -1,6 +1,6 @@
-"""Steps on the CPU with weights as they are stored, by onnxruntime."""
+"""Steps on the CPU with weights as they are stored, by kernels that LLVM compiles."""
 
+from .code import is_available
 from .runner import PackedRunner
-from .sessions import is_available
 
 __all__ = ["PackedRunner", "is_available"]

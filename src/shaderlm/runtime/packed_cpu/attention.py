@@ -1,27 +1,18 @@
-"""Keys and values in pages, and attention over them: few keys in NumPy, more in a session that uses all cores.
+"""Keys and values in pages, and attention over them.
 
-Of each layer a pool of keys [pages, Hkv, D, PAGE] and one of values [pages, Hkv, PAGE, D]: each page of a head is a
-matrix that a product reads as it lies. (Keys beside each other, as other runners have them, took 5 times as long.)
+Of each layer a pool of keys [pages, Hkv, D, PAGE] and one of values [pages, Hkv, PAGE, D]: scores of 16 keys are
+sums of vectors as they lie, and so are the sums of values.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from ...graph.batch import NONE, PAGE, RUN
+from .elementwise import exponential, tanh
+from .ir import F16, F32, I32, I64, PTR, Function, Module, Value, vector
+from .threads import BATCH, PAGE_TABLE, ROWS, argument, define
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...graph.batch import PAGE, RUN, stretches
-from .onnx_model import node
-from .sessions import Session
-
-F32 = NDArray[np.float32]
-NUMPY_PAGES = 4  # of one row: up to here, the calls of a session take longer than one core needs
+_HIDDEN = -1e30  # a score whose exponential is nothing
+_LANES = 16
 
 
 def pool_shape(name: str, pages: int, heads: int, width: int) -> tuple[int, int, int, int]:
@@ -29,205 +20,161 @@ def pool_shape(name: str, pages: int, heads: int, width: int) -> tuple[int, int,
     return (pages, heads, width, PAGE) if name.endswith("k_cache") else (pages, heads, PAGE, width)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Consecutive rows of one sequence in the batch, and the pages of their keys: `together`, one after the other."""
-
-    rows: slice
-    count: int
-    position: int  # of the first row
-    pages: NDArray[np.int64]
-    together: bool
-
-    def from_page(self, first: int) -> _Rows:
-        """The same without the first pages."""
-        return replace(self, pages=self.pages[first:], position=self.position - first * PAGE) if first else self
+def _record(f: Function, step: Value, row: Value, word: int) -> Value:
+    """A word of a row of the batch."""
+    batch = step.at(I64, BATCH).load(PTR)
+    return batch.load(I32, (row + 1) * 4 + word).convert("zext", I64)
 
 
-class BatchAttention:
-    """Of one step: what all layers share is found once."""
-
-    def __init__(self, batch: NDArray[np.uint32], page_table: NDArray[np.uint32]) -> None:
-        self._sequences = []
-        for first, count in stretches(batch) if len(batch) > 2 else ((0, 1),):
-            _, position, _, table = batch[1 + first].tolist()
-            table &= ~RUN
-            pages = page_table[table : table - (-(position + count) // PAGE)].astype(np.int64)
-            together = len(pages) == 1 or bool((np.diff(pages) == 1).all())
-            self._sequences.append(_Rows(slice(first, first + count), count, position, pages, together))
-        self._pages, self._places = (each.astype(np.int64) for each in divmod(batch[1:, 2], np.uint32(PAGE)))
-        self._first_of_page = self._pages[self._places == 0]
-        self._masks: dict[tuple[int, int, int], F32] = {}
-
-    def write(self, k: F32, v: F32, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """The op `kv_write`. What earlier sequences left in a page that begins is wiped: it might be no number."""
-        if len(self._first_of_page):
-            keys[self._first_of_page] = values[self._first_of_page] = 0
-        if len(k) == 1:
-            page, place = self._pages[0], self._places[0]
-            keys[page, :, :, place], values[page, :, place] = k[0], v[0]
-        else:
-            keys[self._pages, :, :, self._places], values[self._pages, :, self._places] = k, v
-
-    def attend(self, node: AttentionNode, q: F32, keys: NDArray[Any], values: NDArray[Any], sinks: Any) -> F32:
-        """The op `attention`: [rows, Hq · D]."""
-        if len(self._sequences) == 1:
-            return self._attend(self._sequences[0], node, q, keys, values, sinks)
-        each = [self._attend(rows, node, q[rows.rows], keys, values, sinks) for rows in self._sequences]
-        return np.concatenate(each)
-
-    def _attend(
-        self, rows: _Rows, node: AttentionNode, q: F32, keys: NDArray[Any], values: NDArray[Any], sinks: Any
-    ) -> F32:
-        window = node.window
-        if window:  # pages that no row sees
-            rows = rows.from_page(max(0, rows.position - window + 1) // PAGE)
-        first, count = rows.pages[0], len(rows.pages)
-        which = slice(first, first + count) if rows.together else rows.pages
-        keys, values = keys[which], values[which]
-        if keys.dtype != np.float32:
-            keys, values = keys.astype(np.float32), values.astype(np.float32)
-        if rows.count == 1 and count <= NUMPY_PAGES:
-            return _one_row(node, q, keys, values, rows.position, sinks)
-        mask = self._mask(rows.count, rows.position, count, window)
-        inputs = {"q": q, "k": keys, "v": values, "mask": np.concatenate([mask] * node.group)}
-        if sinks is not None:
-            inputs["sinks"] = np.repeat(sinks, rows.count).astype(np.float32).reshape(node.heads, -1, 1)
-        joined = rows.count * node.group > node.width
-        return _session(node, sinks is not None, joined, os.getpid()).run(inputs)[0]
-
-    def _mask(self, rows: int, position: int, pages: int, window: int) -> F32:
-        """[rows, keys]: 0 where a row sees a key, elsewhere a number so small that its exponential is 0."""
-        if (rows, position, window) not in self._masks:
-            query, key = position + np.arange(rows)[:, None], np.arange(pages * PAGE)
-            hidden = (key > query) | (key <= query - window) if window else key > query
-            self._masks[rows, position, window] = np.where(hidden, np.float32(-1e30), np.float32(0))
-        return self._masks[rows, position, window]
+WRITE = ("k", "v", "keys", "values", "heads", "width")
 
 
-class AttentionNode(NamedTuple):
-    """What the dims of the op say. Layers that are alike have equal ones."""
-
-    heads: int  # of keys
-    group: int  # heads of queries that share one
-    width: int
-    scale: float
-    window: int
-    cap: float
-
-    @classmethod
-    def of(cls, d: Mapping[str, Any]) -> AttentionNode:
-        """From the dims of the op `attention`."""
-        scale = 1 / math.sqrt(d["D"]) if d["scale"] is None else float(d["scale"])
-        return cls(d["Hkv"], d["Hq"] // d["Hkv"], d["D"], scale, d["window"], float(d["softcap"]))
-
-
-def _one_row(node: AttentionNode, q: F32, keys: F32, values: F32, position: int, sinks: Any) -> F32:
-    """A row at a position, over pages of keys and values; scores are [pages, Hkv, group, PAGE]."""
-    if len(keys) == 1:  # no more keys than there are
-        keys, values = keys[..., : position + 1], values[:, :, : position + 1]
-    scores = np.matmul(q.reshape(node.heads, node.group, node.width), keys)
-    scores *= node.scale
-    if node.cap:
-        scores = np.tanh(scores / np.float32(node.cap)) * np.float32(node.cap)
-    if len(keys) > 1:
-        scores[-1, :, :, position % PAGE + 1 :] = -np.inf
-    if node.window and position >= node.window:
-        scores[0, :, :, : position - node.window + 1] = -np.inf
-    most = scores.max(axis=(0, 3), keepdims=True)
-    if sinks is not None:
-        own = np.asarray(sinks, np.float32).reshape(1, node.heads, -1, 1)
-        most = np.maximum(most, own)
-    scores -= most
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=(0, 3))[..., None]
-    if sinks is not None:
-        total += np.exp(own - most)[0]
-    sums = np.matmul(scores, values).sum(axis=0) if len(keys) > 1 else np.matmul(scores[0], values[0])
-    sums /= total
-    out: F32 = sums.reshape(1, -1)
-    return out
+def write_kernel(half: bool) -> str:
+    """The op kv_write. A chunk is a row."""
+    module = Module()
+    f, op, row, step = define(module, "kv_write")
+    element = F16 if half else F32
+    heads, width = (argument(f, op, WRITE.index(name)) for name in ("heads", "width"))
+    k, v, keys, values = (argument(f, op, WRITE.index(name), PTR) for name in WRITE[:4])
+    slot = _record(f, step, row, 2)
+    with f.when(slot.compare("ne", NONE)), f.loop(0, heads) as head:
+        read = (row * heads + head) * width
+        block = (slot // PAGE * heads + head) * (width * PAGE)
+        at = slot % PAGE
+        with f.loop(0, width) as d:
+            key, value = (each.load(F32, read + d).convert("fptrunc", element) for each in (k, v))
+            keys.store(key, block + d * PAGE + at)
+            values.store(value, block + at * width + d)
+    return module.text()
 
 
-@functools.cache
-def _session(kind: AttentionNode, sinks: bool, joined_pages: bool, process: int) -> Session:
-    """q [rows, Hq · D], keys and values in pages → [rows, Hq · D]. Queries that share a kv head are one matrix.
+ATTENTION = ("q", "keys", "values", "sinks", "out", "Hq", "group", "window", "scale", "cap")
 
-    Pages of a head are joined for the products, where keys are fewer numbers than scores. Otherwise products go page by
-    page, so that no key and no value is copied, and scores are turned for softmax, and back. A process that was forked
-    has none of its parent's threads, and needs sessions of its own.
-    """
-    heads, group, D, cap = kind.heads, kind.group, kind.width, kind.cap
-    q_width = heads * group * D
-    shapes = {
-        "split_q": [0, heads, group, D],
-        "by_head": [heads, -1, D],
-        "all_keys": [heads, 0, -1],
-        "in_pages": [heads, 0, -1, PAGE],
-        "split_out": [heads, group, -1, D],
-        "flat": [-1, q_width],
-        "first": [0],
-        "no_sink": [-1],
-        "last_axis": [2],
-        "joined_k": [heads, D, -1],
-        "joined_v": [heads, -1, D],
-    }
-    constants: dict[str, Any] = {name: np.array(shape, np.int64) for name, shape in shapes.items()}
-    constants |= {"scale": np.array([kind.scale], np.float32), "cap": np.array([cap], np.float32)}
-    capped = [
-        node("Div", ["scores", "cap"], ["scores.small"]),
-        node("Tanh", ["scores.small"], ["scores.tanh"]),
-        node("Mul", ["scores.tanh", "cap"], ["scores.capped"]),
-    ]
-    with_sinks = [
-        node("Concat", ["masked", "sinks"], ["masked.sinks"], axis=2),
-        node("Softmax", ["masked.sinks"], ["shares.sinks"], axis=-1),
-        node("Slice", ["shares.sinks", "first", "no_sink", "last_axis"], ["shares"]),
-    ]
-    products = [node("MatMul", ["queries", "k"], ["scores"])]  # [pages, Hkv, group · rows, PAGE]
-    to_keys = [
-        node("Transpose", ["scores.capped" if cap else "scores"], ["scores.heads"], perm=[1, 2, 0, 3]),
-        node("Reshape", ["scores.heads", "all_keys"], ["scores.keys"]),
-    ]
-    sums = [
-        node("Reshape", ["shares", "in_pages"], ["shares.split"]),
-        node("Transpose", ["shares.split"], ["shares.pages"], perm=[2, 0, 1, 3]),
-        node("MatMul", ["shares.pages", "v"], ["sums.pages"]),
-        node("ReduceSum", ["sums.pages", "first"], ["sums"], keepdims=0),
-    ]
-    if joined_pages:
-        products = [
-            node("Transpose", ["k"], ["k.heads"], perm=[1, 2, 0, 3]),
-            node("Reshape", ["k.heads", "joined_k"], ["k.joined"]),
-            node("MatMul", ["queries", "k.joined"], ["scores"]),  # [Hkv, group · rows, keys]
-        ]
-        to_keys = [node("Identity", ["scores.capped" if cap else "scores"], ["scores.keys"])]
-        sums = [
-            node("Transpose", ["v"], ["v.heads"], perm=[1, 0, 2, 3]),
-            node("Reshape", ["v.heads", "joined_v"], ["v.joined"]),
-            node("MatMul", ["shares", "v.joined"], ["sums"]),
-        ]
-    nodes = [
-        node("Mul", ["q", "scale"], ["q.scaled"]),
-        node("Reshape", ["q.scaled", "split_q"], ["q.split"]),
-        node("Transpose", ["q.split"], ["q.heads"], perm=[1, 2, 0, 3]),
-        node("Reshape", ["q.heads", "by_head"], ["queries"]),  # [Hkv, group · rows, D]
-        *products,
-        *(capped if cap else []),
-        *to_keys,
-        node("Add", ["scores.keys", "mask"], ["masked"]),
-        *(with_sinks if sinks else [node("Softmax", ["masked"], ["shares"], axis=-1)]),
-        *sums,
-        node("Reshape", ["sums", "split_out"], ["out.split"]),
-        node("Transpose", ["out.split"], ["out.rows"], perm=[2, 0, 1, 3]),
-        node("Reshape", ["out.rows", "flat"], ["out"]),
-    ]
-    inputs: dict[str, tuple[Any, ...]] = {
-        "q": ("rows", q_width),
-        "k": ("pages", heads, D, PAGE),
-        "v": ("pages", heads, PAGE, D),
-        "mask": ("queries", "keys"),
-    }
-    if sinks:
-        inputs["sinks"] = (heads, "queries", 1)
-    return Session(nodes, constants, {}, inputs, {"out": ("rows", q_width)})
+
+def tile_rows(width: int) -> int:
+    """Rows of a chunk: those of one sequence read keys and values once. As many as registers hold sums of."""
+    return 4 if width <= 64 else 2
+
+
+def attention_kernel(width: int, half: bool) -> str:
+    """The op attention. A chunk is some rows and a head; pages are read one after the other."""
+    module = Module()
+    f, op, chunk, step = define(module, "attention")
+    heads = argument(f, op, ATTENTION.index("Hq"))
+    count = tile_rows(width)
+    first, head = chunk // heads * count, chunk % heads
+    rows = step.load(I64, ROWS)
+    position, pages = _record(f, step, first, 1), _record(f, step, first, 3)
+    last = f.intrinsic("smin", first + (count - 1), rows - 1)
+    ahead = _record(f, step, last, 1) - position
+    # Positions of one sequence grow by one: if the last row is as far ahead as it lies behind, so are those between.
+    same = (_record(f, step, last, 3) - pages).compare("eq", 0).convert("zext", I64)
+    far = ahead.compare("eq", count - 1).convert("zext", I64)
+    alone = (same & far).compare("eq", 0)
+    with f.when((same & far).compare("ne", 0)):
+        f.run("attend_tile", op, first, head, step)
+    with f.when(alone), f.loop(first, last + 1) as row:
+        f.run("attend_one", op, row, head, step)
+    _attend(module, "attend_tile", width, half, count, PAGE // 2)
+    _attend(module, "attend_one", width, half, 1, PAGE)
+    return module.text()
+
+
+def _attend(module: Module, name: str, width: int, half: bool, count: int, together: int) -> None:
+    """`count` rows at consecutive positions of a sequence; `together` keys at a time."""
+    f = module.function(name, PTR, I64, I64, PTR)
+    op, row, head, step = f.parameters
+    element = F16 if half else F32
+    heads, group, window = (argument(f, op, ATTENTION.index(name)) for name in ("Hq", "group", "window"))
+    scale, cap = (argument(f, op, ATTENTION.index(name), F32) for name in ("scale", "cap"))
+    q, keys, values, sinks, out = (argument(f, op, ATTENTION.index(name), PTR) for name in ATTENTION[:5])
+    position = _record(f, step, row, 1)
+    table = step.at(I64, PAGE_TABLE).load(PTR).at(I32, _record(f, step, row, 3) & (RUN - 1))
+    places = [((row + c) * heads + head) * width for c in range(count)]
+    windowed = window.compare("ne", 0)
+
+    def first_key(c: int) -> Value:
+        """That row c sees."""
+        own = position + c
+        return f.select(windowed, f.select(own.compare("uge", window), own - window + 1, 0, I64), 0, I64)
+
+    firsts = [first_key(c) for c in range(count)]
+    pieces = _pieces(width)
+    sums = [[f.variable(vector(lanes, F32), 0.0) for _, lanes in pieces] for _ in range(count)]
+    most = [f.variable(F32, _HIDDEN) for _ in range(count)]
+    total = [f.variable(F32, 0.0) for _ in range(count)]
+    with f.when(sinks.convert("ptrtoint", I64).compare("ne", 0)):
+        for c in range(count):
+            most[c].set(sinks.load(F32, head))
+            total[c].set(1.0)
+    shares = [f.allocate(F32, together) for _ in range(count)]
+    wide = vector(_LANES, F32)
+    scores = [[f.variable(wide) for _ in range(together // _LANES)] for _ in range(count)]
+    numbers = f.emit(
+        vector(_LANES, I32), f"add <16 x i32> zeroinitializer, <{', '.join(f'i32 {i}' for i in range(16))}>"
+    )
+    with f.loop(firsts[0] // together, (position + (count - 1)) // together + 1) as number:
+        here = number * together  # the first of these keys
+        page = table.load(I32, here // PAGE).convert("zext", I64)
+        block = (page * (heads // group) + head // group) * (width * PAGE)
+        at = here % PAGE
+        for each in (each for row_scores in scores for each in row_scores):
+            each.set(0.0)
+        with f.loop(0, width) as d:
+            x = [f.splat(q.load(F32, place + d) * scale, _LANES) for place in places]
+            for i in range(together // _LANES):
+                key = keys.load(vector(_LANES, element), block + d * PAGE + at + i * _LANES).convert("fpext", F32)
+                for c in range(count):
+                    scores[c][i].set(f.fma(x[c], key, scores[c][i].value))
+        for c in range(count):
+            with f.when(cap.compare("une", 0.0)):
+                caps = f.splat(cap, _LANES)
+                for each in scores[c]:
+                    each.set(tanh(f, each.value / caps) * caps)
+            high = f.splat((position + c - here).convert("trunc", I32), _LANES)
+            low = f.splat((firsts[c] - here).convert("trunc", I32), _LANES)
+            largest: Value = f.splat(most[c].value, _LANES)
+            seen = []
+            for i, each in enumerate(scores[c]):
+                key = numbers + i * _LANES
+                both = key.compare("sge", low), key.compare("sle", high)
+                seen.append(f.emit(both[0].kind, f"and {both[0].kind} {both[0].name}, {both[1].name}"))
+                each.set(f.select(seen[i], each.value, _HIDDEN, wide))
+                largest = f.most(largest, each.value)
+            now = f.largest(largest)
+            keep = exponential(f, most[c].value - now)
+            most[c].set(now)
+            added = f.value(0.0, wide)
+            for i, each in enumerate(scores[c]):
+                share = f.select(seen[i], exponential(f, each.value - f.splat(now, _LANES)), 0.0, wide)
+                added = added + share
+                shares[c].store(share, i * _LANES)
+            total[c].set(f.fma(total[c].value, keep, f.total(added)))
+            for each in sums[c]:
+                each.set(each.value * f.splat(keep, each.value.lanes))
+        # Values of keys that a row sees: others may be no numbers.
+        low_key = f.intrinsic("smax", firsts[0] - here, f.value(0, I64))
+        end = f.intrinsic("smin", position + count - here, f.value(together, I64))
+        with f.loop(low_key, end) as k:
+            weights = [each.load(F32, k) for each in shares]
+            for i, (first, lanes) in enumerate(pieces):
+                where = block + (at + k) * width + first
+                value = values.load(vector(lanes, element), where).convert("fpext", F32)
+                for c in range(count):
+                    sums[c][i].set(f.fma(value, weights[c], sums[c][i].value))
+    for c in range(count):
+        inverse = f.value(1.0, F32) / total[c].value
+        for (first, lanes), each in zip(pieces, sums[c], strict=True):
+            out.store(each.value * f.splat(inverse, lanes), places[c] + first)
+
+
+def _pieces(width: int) -> list[tuple[int, int]]:
+    """A head in vectors: (first, lanes)."""
+    pieces, first = [], 0
+    while first < width:
+        lanes = _LANES
+        while lanes > width - first:
+            lanes //= 2
+        pieces.append((first, lanes))
+        first += lanes
+    return pieces

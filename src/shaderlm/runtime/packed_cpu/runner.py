@@ -1,7 +1,6 @@
-"""A model on the CPU with weights as they are stored: products, norms and activations in sessions of onnxruntime.
+"""A model on the CPU with weights as they are stored, by kernels that LLVM compiles for this processor.
 
-Between two sessions lie the nodes that keep or read state: keys and values go to the same pages as in NumPy, and
-attention reads them there. What neither can be a node of ONNX nor has code here runs as the NumPy interpreter does it.
+A graph is programs of ops, and between them nodes that have no kernel, which the NumPy interpreter runs.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import groupby
 from threading import Lock
 from typing import Any
 
@@ -17,19 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
+from ...formats.unpack import unpack
+from ...graph import interpret
+from ...graph.batch import ids_of
 from ...graph.graph import Graph, Node, Tensor
 from ...models.architecture import Architecture
 from ...models.config import Config
 from ..numpy_runner import NumpyRunner
 from ..runner import F32
 from ..weights import Progress, Source, dense
-from .attention import BatchAttention, pool_shape
-from .ops import POSITIONS, Translation
-from .parts import AttentionPart, EmbeddingPart, NumpyPart, Part, SessionPart, Step, WritePart, run_parts
-from .products import F32_INPUTS, FEW_ROWS, pack_product
-from .segments import Stretch, translations
-from .sessions import Session, cores, release_freed_memory
+from .attention import pool_shape
+from .lowering import Lowered, NumpyNode, lower
+from .packing import pack, release_freed_memory
+from .program import Arrays, Memory, Program, stages_of
 from .sizes import numpy_weights, weight_bytes
+from .threads import cores
 
 _FORKED = "this process is a fork of the one that loaded this model, without its threads: start processes by spawn"
 
@@ -44,39 +46,26 @@ class PackedRunner(NumpyRunner):
         super().__init__(architecture, config, source, **options)
 
     def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
-        layers, head_parts = translations(body, self.precision), translations(head, self.precision)
-        stretches = [*layers, *head_parts]
-        self.bytes = weight_bytes(stretches)
-        done = _LoadProgress(progress, self.bytes.total)
+        lowered = [lower(body, self.precision), lower(head, self.precision)]
+        self.bytes = weight_bytes(lowered)
+        done = _Done(progress, self.bytes.total)
+        self.arrays: dict[str, NDArray[Any]] = {}
+        products = {name: each for part in lowered for name, each in part.products.items()}
         with ThreadPoolExecutor(cores(), "weights") as pool:
-            loading = [pool.submit(self._parts_of, *each, source, done) for each in stretches]
-            parts = [future.result() for future in loading]
-        done.end()
-        self._layers = [part for each in parts[: len(layers)] for part in each]
-        self._head_parts = [part for each in parts[len(layers) :] for part in each]
-        weights = {each.name: each for each in numpy_weights(stretches)}
+            loading = [pool.submit(pack, each, source, done.add) for each in products.values()]
+            self._body = CompiledGraph(lowered[0], self.arrays, source)  # compiles meanwhile
+            self._head_graph = CompiledGraph(lowered[1], self.arrays, source)
+            for future in loading:
+                self.arrays |= future.result()
         norm = {each.name: each for each in self.head_of(1, 1, logits=False).weights()}  # of final states
-        loaded = dense([replace(each, format="f32") for each in {**weights, **norm}.values()], source)
+        others = {each.name: each for each in numpy_weights(lowered)} | norm
+        for part in lowered:
+            others |= part.vectors
+        loaded = dense([replace(each, format="f32") for each in others.values()], source)
+        self.arrays |= loaded
+        done.end()
         release_freed_memory()
         return loaded
-
-    def _parts_of(
-        self, stretch: Stretch, translation: Translation | None, source: Source, done: _LoadProgress
-    ) -> list[Part]:
-        """What runs the nodes of a stretch."""
-        if translation is not None:
-            return [session_part(stretch, translation, source, done.add)]
-        return [self._part_of(node, i, source) for i, node in enumerate(stretch.nodes, stretch.first)]
-
-    def _part_of(self, node: Node, i: int, source: Source) -> Part:
-        match node.op:
-            case "embedding":
-                return EmbeddingPart(node, source, self.graph_of(1).tensors[node.inputs["weight"]])
-            case "kv_write":
-                return WritePart(node)
-            case "attention":
-                return AttentionPart(node)
-        return NumpyPart(i)
 
     def _pool_shape(self, tensor: Tensor, pages: int) -> tuple[int, ...]:
         return pool_shape(tensor.name, pages, *tensor.shape[1:])
@@ -86,32 +75,20 @@ class PackedRunner(NumpyRunner):
 
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
         self.check_device()
-        attention = BatchAttention(values["batch"], values["page_table"])
-        known = {**values, **self._rope_rows(values)}
-        hidden: F32 = run_parts(self._layers, known, Step(lambda: self.graph_of(rows), attention))["hidden"]
-        return hidden
+        arrays = {name: values[name] for name in (*self._pools, *self.config.ropes)}
+        return self._body.run(rows, values, arrays, lambda: self.graph_of(rows))["hidden"]
 
     def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
         if name != "logits":
             return super()._run_head(values, outputs, name)
         hidden = values["hidden"]
-        known = {"hidden": hidden if len(hidden) == 1 else hidden[outputs["row"]]}
-        logits: F32 = run_parts(self._head_parts, known, Step(lambda: self.head_of(len(outputs), 1)))["logits"]
-        return logits
-
-    def _rope_rows(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Of every rope table the rows of this step."""
-        positions = values["batch"][1:, 1]
-        rows: dict[str, Any] = {POSITIONS: np.arange(len(positions), dtype=np.int64)[None]}
-        for name in self.config.ropes:
-            cos_sin = values[name][positions]
-            rows[f"{name}.cos"] = np.ascontiguousarray(cos_sin[..., 0])
-            rows[f"{name}.sin"] = np.ascontiguousarray(cos_sin[..., 1])
-        return rows
+        known = {**self.weights, "hidden": hidden if len(hidden) == 1 else hidden[outputs["row"]]}
+        graph = self._head_graph.run(len(outputs), known, {}, lambda: self.head_of(len(outputs), 1))
+        return graph["logits"].copy()
 
     @property
     def forked(self) -> bool:
-        """Is this another process than the one that made the sessions? It has none of their threads."""
+        """Is this another process than the one that loaded the model? It has none of its threads."""
         return self._process != os.getpid()
 
     def check_device(self) -> None:
@@ -122,12 +99,13 @@ class PackedRunner(NumpyRunner):
     def close(self) -> None:
         """Let go of weights and cache."""
         super().close()
-        self._layers, self._head_parts = [], []
+        self.arrays.clear()
+        del self._body, self._head_graph
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
         return {
-            "device": "cpu (onnxruntime)",
+            "device": "cpu (LLVM)",
             "weight_bytes": self.bytes.total,
             "dense_bytes": self.bytes.dense,
             "cache": self.cache,
@@ -135,22 +113,91 @@ class PackedRunner(NumpyRunner):
         }
 
 
-def session_part(
-    stretch: Stretch, translation: Translation, source: Source, on_bytes: Callable[[int], None] = lambda count: None
-) -> SessionPart:
-    """A stretch as a session. `on_bytes` is told how many bytes its weights take."""
-    arrays = _arrays(translation, source)
-    inputs: dict[str, tuple[Any, ...]] = {name: ("rows", translation.width(name)) for name in stretch.inputs}
-    for name, half in translation.tables.items():
-        inputs |= {f"{name}.cos": ("rows", half), f"{name}.sin": ("rows", half), POSITIONS: (1, "rows")}
-    outputs = {name: ("rows", translation.width(name)) for name in stretch.outputs}
-    session = Session(translation.nodes, translation.constants, arrays, inputs, outputs)
-    on_bytes(sum(array.nbytes for array in arrays.values()))
-    single = any(product.shape is not None and product.shape.level == F32_INPUTS for product in translation.products)
-    return SessionPart(session, stretch.outputs, FEW_ROWS if single else 1)
+class CompiledGraph:
+    """Programs, and the nodes between them."""
+
+    def __init__(self, lowered: Lowered, weights: Arrays, source: Source) -> None:
+        self._graph, self._weights = lowered.graph, weights
+        stages = stages_of(lowered)
+        for name in [n for node in lowered.graph.nodes for n in node.inputs.values()]:
+            tensor = lowered.graph.tensors[name]
+            if tensor.role == "input" and tensor.format == "f32":
+                lowered.hidden(name)
+        self._memory = Memory(lowered, stages)
+        self._parts: list[Program | NumpyNode | _Embedding] = []
+        numbered = zip(lowered.items, stages, strict=True)
+        for is_node, some in groupby(numbered, lambda each: isinstance(each[0], NumpyNode)):
+            items = list(some)
+            if is_node:
+                self._parts += [self._part(item, source) for item, _ in items if isinstance(item, NumpyNode)]
+            else:
+                ops = [item for item, _ in items if not isinstance(item, NumpyNode)]
+                self._parts.append(Program(ops, [stage for _, stage in items], self._memory, weights))
+        self._bound: tuple[NDArray[Any], ...] | None = None
+
+    def _part(self, item: NumpyNode, source: Source) -> NumpyNode | _Embedding:
+        if item.node.op != "embedding":
+            return item
+        return _Embedding(item.node, source, self._graph.tensors[item.node.inputs["weight"]])
+
+    def run(self, rows: int, values: Mapping[str, Any], arrays: Arrays, graph: Callable[[], Graph]) -> dict[str, F32]:
+        """The outputs, which the next run overwrites. `graph` gives the graph of so many rows, for NumPy."""
+        moved = self._memory.reserve(rows)
+        given = tuple(arrays.values())
+        same = self._bound is not None and all(a is b for a, b in zip(self._bound, given, strict=True))
+        if moved or not same:
+            for part in self._parts:
+                if isinstance(part, Program):
+                    part.bind(arrays)
+            self._bound = given
+        for name, tensor in self._graph.tensors.items():
+            if tensor.role == "input" and name in self._memory:
+                self._memory.view(name, rows)[:] = values[name]
+        batch, page_table = values.get("batch"), values.get("page_table")
+        for part in self._parts:
+            if isinstance(part, Program):
+                part.run(rows, batch, page_table)
+            elif isinstance(part, _Embedding):
+                self._write(part.out, part.rows(values), rows)
+            else:
+                for name, array in self._interpret(part, values, rows, graph()).items():
+                    self._write(name, array, rows)
+        return {name: self._memory.view(name, rows) for name in self._graph.outputs}
+
+    def _write(self, name: str, array: NDArray[Any], rows: int) -> None:
+        self._tensor(name, rows)[:] = array.reshape(rows, -1)
+
+    def _tensor(self, name: str, rows: int) -> NDArray[Any]:
+        """A tensor that is hidden, as its format has it."""
+        return self._memory.view(name, rows).view(_DTYPES[self._graph.tensors[name].format])
+
+    def _interpret(self, part: NumpyNode, values: Mapping[str, Any], rows: int, graph: Graph) -> dict[str, Any]:
+        node = graph.nodes[part.index]
+        operands = {
+            name: self._tensor(name, rows).reshape(graph.tensors[name].shape) if name in self._memory else values[name]
+            for name in node.inputs.values()
+        }
+        return interpret.run(Graph(graph.tensors, (node,), tuple(node.outputs.values())), operands)
 
 
-class _LoadProgress:
+_DTYPES = {"f32": np.float32, "u32": np.uint32}
+
+
+class _Embedding:
+    """Rows of a matrix that stays as the file has it, mapped where the file is."""
+
+    def __init__(self, node: Node, source: Source, tensor: Tensor) -> None:
+        (part,) = tensor.parts
+        self._kind, self.out = tensor.format, node.out
+        self._rows = source.rows(part.name, tensor.format, part.first, part.first + part.rows)
+
+    def rows(self, values: Mapping[str, Any]) -> NDArray[Any]:
+        """[rows, K]."""
+        ids = ids_of(values["batch"], values["tokens"])
+        return unpack(np.ascontiguousarray(self._rows[ids]).view(np.uint8), self._kind)
+
+
+class _Done:
     """Adds up what several threads have loaded."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -163,21 +210,5 @@ class _LoadProgress:
                 self._progress(min(self._done, self._total), self._total)
 
     def end(self) -> None:
-        """Everything is loaded. onnxruntime's own copies of factors are in the total, and not in what was added up."""
+        """Everything is loaded."""
         self.add(max(0, self._total - self._done))
-
-
-def _arrays(translation: Translation, source: Source) -> dict[str, NDArray[Any]]:
-    """The weights of a session by their names in its model."""
-    arrays: dict[str, NDArray[Any]] = dict(dense(translation.vectors.values(), source))
-    for product in translation.products:
-        if product.shape is None:
-            single = [replace(each, format="f32") for each in product.weights]
-            loaded = dense(single, source)
-            arrays[f"{product.name}.dense"] = np.concatenate([loaded[each.name] for each in single])
-            continue
-        packed = pack_product(product.weights, product.shape, source)
-        arrays[f"{product.name}.numbers"], arrays[f"{product.name}.scales"] = packed.numbers, packed.scales
-        if packed.offsets is not None:
-            arrays[f"{product.name}.offsets"] = packed.offsets
-    return arrays

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...graph.graph import Tensor
-from .products import dense_bytes
-from .segments import Translations
+from .lowering import Lowered, NumpyNode, Product
 
 
 class WeightBytes(NamedTuple):
@@ -22,32 +23,32 @@ class WeightBytes(NamedTuple):
         return self.packed + self.dense + self.vectors
 
 
-def weight_bytes(parts: Translations) -> WeightBytes:
-    """Of stretches of graphs of one row."""
-    packed = dense = vectors = 0
-    for _, translation in parts:
-        if translation is None:
-            continue
-        vectors += sum(map(dense_bytes, translation.vectors.values()))
-        for product in translation.products:
-            n, k = sum(each.shape[0] for each in product.weights), product.weights[0].shape[1]
-            if product.shape is None:
-                dense += sum(map(dense_bytes, product.weights))
-            else:
-                packed += product.shape.weight_bytes(n, k)
-    for weight in numpy_weights(parts):
-        if len(weight.shape) == 1:
-            vectors += dense_bytes(weight)
-        else:
-            dense += dense_bytes(weight)
-    return WeightBytes(packed, dense, vectors)
+def weight_bytes(parts: Iterable[Lowered]) -> WeightBytes:
+    """Of graphs of one row."""
+    parts = list(parts)
+    products = {name: product for part in parts for name, product in part.products.items()}
+    vectors = {name: tensor for part in parts for name, tensor in part.vectors.items()}
+    by_numpy = {tensor.name: tensor for tensor in numpy_weights(parts)}
+    packed = sum(packed_bytes(each) for each in products.values() if each.kind)
+    dense = {name: each.weight for name, each in products.items() if each.kind is None}
+    dense |= {name: tensor for name, tensor in by_numpy.items() if len(tensor.shape) > 1}
+    vectors |= {name: tensor for name, tensor in by_numpy.items() if len(tensor.shape) == 1}
+    return WeightBytes(packed, *(sum(4 * each.size for each in group.values()) for group in (dense, vectors)))
 
 
-def numpy_weights(parts: Translations) -> list[Tensor]:
+def packed_bytes(product: Product) -> int:
+    """Of a matrix as it is kept."""
+    kind = product.kind
+    assert kind is not None
+    factors = 1 + kind.offsets
+    numbers = math.prod(product.weight.shape)
+    return numbers * kind.bits // 8 + numbers // kind.group * factors * (2 if kind.half else 4)
+
+
+def numpy_weights(parts: Iterable[Lowered]) -> list[Tensor]:
     """Weights of nodes that NumPy runs, without embeddings."""
     read: dict[str, Tensor] = {}
-    for stretch, translation in parts:
-        if translation is None:
-            nodes = [node for node in stretch.nodes if node.op != "embedding"]
-            read |= {name: stretch.graph.tensors[name] for node in nodes for name in node.inputs.values()}
+    for part in parts:
+        nodes = [each.node for each in part.items if isinstance(each, NumpyNode) and each.node.op != "embedding"]
+        read |= {name: part.graph.tensors[name] for node in nodes for name in node.inputs.values()}
     return [tensor for tensor in read.values() if tensor.role == "weight"]
