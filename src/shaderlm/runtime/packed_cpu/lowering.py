@@ -103,12 +103,15 @@ def lower(graph: Graph, precision: str) -> Lowered:
         for name in node.inputs.values():
             readers.setdefault(name, []).append(node)
     merged: set[int] = set()
+    known = {name for name, tensor in graph.tensors.items() if tensor.role == "input"}
     for i, node in enumerate(graph.nodes):
         if id(node) in merged:
             continue
-        follower = _follower(node, readers, graph)
+        follower = _follower(node, readers, graph, known)
+        known.update(node.outputs.values())
         if follower is not None:
             merged.add(id(follower))
+            known.add(follower.out)
         if node.op not in _LOWERINGS or not _has_kernel(node, graph):
             lowered.items.append(NumpyNode(i, node))
             for name in node.outputs.values():
@@ -128,15 +131,21 @@ def _has_kernel(node: Node, graph: Graph) -> bool:
     return True
 
 
-def _follower(node: Node, readers: Mapping[str, Sequence[Node]], graph: Graph) -> Node | None:
-    """The only reader of a node, where one op does both: a norm and its weight."""
-    if node.op != "rms_norm" or node.out in graph.outputs:
+def _follower(node: Node, readers: Mapping[str, Sequence[Node]], graph: Graph, known: set[str]) -> Node | None:
+    """The only reader of a node, where one op does both: a norm and its weight, a product and what is added to it."""
+    wanted = {"rms_norm": "mul", "linear": "add"}.get(node.op)
+    if wanted is None or node.out in graph.outputs:
         return None
     after = readers.get(node.out, ())
-    if len(after) != 1 or after[0].op != "mul" or after[0].inputs["a"] != node.out:
+    if len(after) != 1 or after[0].op != wanted:
         return None
-    weight = graph.tensors[after[0].inputs["b"]].role == "weight"
-    return after[0] if weight and after[0].dims["period"] == node.dims["width"] else None
+    (follower,) = after
+    a, b, period = follower.inputs["a"], follower.inputs["b"], follower.dims["period"]
+    if wanted == "add":
+        other = b if a == node.out else a
+        return follower if other in known and a != b and period == follower.dims["count"] else None
+    weight = a == node.out and graph.tensors[b].role == "weight"
+    return follower if weight and period == node.dims["width"] else None
 
 
 def product_kind(tensor_format: str, k: int) -> ProductKind | None:
@@ -145,12 +154,15 @@ def product_kind(tensor_format: str, k: int) -> ProductKind | None:
     return None if shape is None or k % shape.group else ProductKind(*shape)
 
 
-def _linear(t: Lowered, node: Node, _: Node | None) -> None:
+def _linear(t: Lowered, node: Node, follower: Node | None) -> None:
     x, weight, n, k = node.inputs["x"], node.inputs["weight"], int(node.dims["N"]), int(node.dims["K"])
     kind = product_kind(node.dims["format"], k)
     t.products[weight] = Product(t.graph.tensors[weight], kind)
     bias = t.vector(node.inputs["bias"]) if node.dims["bias"] else None
-    out, rounded = t.hidden(node.out), x
+    out, rounded = t.hidden(follower.out if follower else node.out), x
+    added = None
+    if follower:
+        added = next(name for name in follower.inputs.values() if name != node.out)
     scales: str | None = None
     sums: str | None = None
     if kind is None:
@@ -172,8 +184,8 @@ def _linear(t: Lowered, node: Node, _: Node | None) -> None:
     elif not kind.offsets:
         arrays[2] = ""
     named = [each or None for each in arrays]
-    arguments = (*named, bias, None, rounded, scales, sums, out, n, k, tile)
-    t.add(kernel, arguments, reads, out, chunks=-(-n // tile), rows=0)
+    arguments = (*named, bias, added, rounded, scales, sums, out, n, k, tile)
+    t.add(kernel, arguments, (*reads, added) if added else reads, out, chunks=-(-n // tile), rows=0)
 
 
 def _rounded(t: Lowered, x: str, k: int, kind: ProductKind) -> tuple[str, str, str]:
