@@ -76,7 +76,7 @@ class PackedRunner(NumpyRunner):
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
         self.check_device()
         arrays = {name: values[name] for name in (*self._pools, *self.config.ropes)}
-        return self._body.run(rows, values, arrays, lambda: self.graph_of(rows))["hidden"]
+        return self._body.run(rows, values, arrays, lambda: self.graph_of(rows))["hidden"].copy()
 
     def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
         if name != "logits":
