@@ -117,14 +117,15 @@ def linear_graph(kind: str, k: int, *sizes: int, bias: bool = False) -> Graph:
     return b.graph(*(f"y{i}" for i in range(len(sizes))))
 
 
-@pytest.mark.parametrize("features", [None, ()], ids=["host", "generic"])
-@pytest.mark.parametrize("precision", ["exact", "fast"])
-@pytest.mark.parametrize("kind", [*PACKED, "f16", "bf16", "f32"])
+FORMATS = [*PACKED, "f16", "bf16", "f32"]
+PRODUCTS = [(kind, precision, None) for kind in FORMATS for precision in ("exact", "fast")]
+GENERIC = [(kind, "fast", ()) for kind in ("q4_1", "q3_k", "q8_0", "q6_k")]  # one of each kernel that differs
+
+
+@pytest.mark.parametrize(("kind", "precision", "features"), [*PRODUCTS, *GENERIC])
 def test_products(kind: str, precision: str, features: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One matrix, and two that read one x; one column, awkward and even numbers of them; few and many rows."""
     if features is not None:  # instructions of the processor are not asked for by name
-        if precision == "exact" or kind not in ("q4_1", "q3_k", "q8_0", "q6_k"):
-            pytest.skip("no kernel differs")
         monkeypatch.setattr(program, "_vector_features", lambda: features)
     rng = np.random.default_rng(1)
     for k, sizes, bias in ((96, (1,), False), (1184, (33, 7), False), (64, (130,), True)):

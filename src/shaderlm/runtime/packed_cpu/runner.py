@@ -97,10 +97,11 @@ class PackedRunner(NumpyRunner):
             raise DeviceError(_FORKED)
 
     def close(self) -> None:
-        """Let go of weights and cache."""
+        """Let go of weights and cache. May be called again."""
+        if not self.closed:
+            del self._body, self._head_graph
         super().close()
         self.arrays.clear()
-        del self._body, self._head_graph
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
