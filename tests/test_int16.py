@@ -265,7 +265,7 @@ def decoded(model: LanguageModel, ids: list[int]) -> Any:
 
 def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
     ids = [3, 11, 60, 7, 19]
-    with shaderlm.load(tiny, device="cpu") as reference_model:
+    with shaderlm.load(tiny, device="cpu", precision="exact") as reference_model:
         expected = decoded(reference_model, ids)
     with load_with(tiny, device=gpu, precision="exact", cache="f32") as exact:
         assert exact.report.precision == "exact"

@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def oracle(tiny: Path) -> Iterator[LanguageModel]:
-    with shaderlm.load(tiny, device="cpu") as model:
+    with shaderlm.load(tiny, device="cpu", precision="exact") as model:
         yield model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import math
 import os
@@ -489,6 +490,96 @@ def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "file"))
     assert started() == first
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX")
+@pytest.mark.parametrize("who", ["folder", "file"])
+def test_code_that_others_may_write_is_not_run(who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path))
+    code._keep("key", b"code")
+    path = tmp_path / "cpu" / "key"
+    assert code._read("key") == b"code"
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+    (path.parent if who == "folder" else path).chmod(0o777)
+    assert code._read("key") is None
+    code._keep("key", b"other")
+    assert code._read("key") == (None if who == "folder" else b"other")
+
+
+@pytest.mark.parametrize(("version", "there"), [("0.50.0", True), ("1.0rc1", True), ("0.49.9", False), (None, False)])
+def test_which_llvmlite_is_new_enough(version: str | None, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    assert code.is_available() is there
+
+
+def test_cores_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota of CPU time counts like cores."""
+    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(64), raising=False)
+    for text, count in (("250000 100000", 3), ("50000 100000", 1), ("max 100000", 64), ("6400000 50000", 64)):
+        threads._QUOTA.write_text(text)
+        assert threads.cores() == count
+
+
+def test_memory_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for which there is no memory is an error, as often as it is tried, and smaller ones still run."""
+    raw = quantize(np.ones((64, 576), np.float32), "q8_0")
+    made = Compiled(linear_graph("q8_0", 576, 64), {"w0": raw})
+    few, many = np.ones((2, 576), np.float32), np.ones((100, 576), np.float32)
+    made.run({"x": few})
+    zeros = np.zeros
+
+    def full(shape: Any, *types: Any) -> Any:
+        if isinstance(shape, int) and shape > 100 * 576:
+            raise MemoryError
+        return zeros(shape, *types)
+
+    monkeypatch.setattr(np, "zeros", full)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            made.run({"x": many})
+        assert_close(made.run({"x": few})["y0"], np.full((2, 64), 576.0), "linear", "few")
+
+
+def test_ctrl_c_between_two_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses that were not written yet are written by the next run."""
+    raw = quantize(np.ones((64, 576), np.float32), "q8_0")
+    made = Compiled(linear_graph("q8_0", 576, 64), {"w0": raw})
+    made.run({"x": np.ones((1, 576), np.float32)})
+    with monkeypatch.context() as patch:
+        patch.setattr(program.Program, "bind", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            made.run({"x": np.ones((9, 576), np.float32)})
+    assert_close(made.run({"x": np.ones((9, 576), np.float32)})["y0"], np.full((9, 64), 576.0), "linear", "after")
+
+
+def test_ctrl_c_waits_for_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is interrupted while other threads are at work is over before anybody goes on."""
+    workers = threads._get_workers()
+    start = workers.start
+
+    def interrupted(*work: Any) -> None:
+        start(*work)
+        raise KeyboardInterrupt
+
+    raw = quantize(np.ones((64, 576), np.float32), "q8_0")
+    made = Compiled(linear_graph("q8_0", 576, 64), {"w0": raw})
+    values = {"x": np.ones((33, 576), np.float32)}
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.run(values)
+    (part,) = made._graph._parts
+    assert isinstance(part, program.Program)
+    counts = part._words[:-1, threads.DONE] & 0xFFFFFFFF
+    np.testing.assert_array_equal(counts, part._words[:-1, threads.CHUNKS])
+    assert not workers.busy.locked()
+    assert_close(made.run(values)["y0"], np.full((33, 64), 576.0), "linear", "after")
 
 
 def test_one_thread_can_finish_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def expected(tiny: Path) -> F64:
 
 @pytest.fixture(scope="module")
 def on_cpu(tiny: Path) -> Iterator[LanguageModel]:
-    with shaderlm.load(tiny, device="cpu") as model:
+    with shaderlm.load(tiny, device="cpu", precision="exact") as model:
         yield model
 
 
@@ -91,7 +91,7 @@ def test_the_comparison_would_notice(wrong: dict[str, bool], tiny: Path, expecte
 def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
     path = write_tiny_qwen3(tmp_path / f"{kind}.gguf", kind=kind, layers=1)
     expected = forward(path, IDS[:9])
-    with shaderlm.load(path, device="cpu") as model:
+    with shaderlm.load(path, device="cpu", precision="exact") as model:
         assert_logits(model.logits(IDS[:9]), expected, 1e-4, f"{kind} in the interpreter")
     with load_with(path, device=device, cache="f32", precision="exact") as model:
         assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")

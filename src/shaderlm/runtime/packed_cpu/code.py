@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
+import importlib.metadata
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,15 +14,30 @@ from typing import Any
 
 from ...errors import DeviceError, ModelError
 from ...files import atomic_write, cache_directory
+from ...graph import batch, reference
 from ...version import __version__
 
-_lock = threading.Lock()
+_lock, _host_lock = threading.Lock(), threading.Lock()
 _DIGEST = 32
+_OLDEST = (0, 50)  # of llvmlite
+
+
+def _renew_locks() -> None:
+    global _lock, _host_lock
+    _lock, _host_lock = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread of the parent may hold them
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def is_available() -> bool:
-    """Is llvmlite installed? It is not imported."""
-    return importlib.util.find_spec("llvmlite") is not None
+    """Is llvmlite installed, and new enough? It is not imported."""
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]) >= _OLDEST
 
 
 class Host:
@@ -45,7 +61,7 @@ class Host:
         self._flags = found.flatten()
         if "avx512vnni" in self.features:  # else LLVM takes two instructions for vpdpwssd, for its latency
             self._flags += ",+fast-dpwssd"
-        self._version = version
+        self._about = (self.cpu, self._flags, binding.get_default_triple(), version, _sources())
         self._engines: list[Any] = []
         self._addresses: dict[str, int] = {}
 
@@ -54,7 +70,7 @@ class Host:
         about = repr((name, write.__qualname__, how))
         with _lock:
             if about not in self._addresses:
-                key = "\0".join((about, self.cpu, self._flags, self._version, _sources())).encode()
+                key = "\0".join((about, *self._about)).encode()
                 self._addresses[about] = self._load(name, hashlib.sha256(key).hexdigest(), lambda: write(*how))
             return self._addresses[about]
 
@@ -89,21 +105,40 @@ class Host:
 
 @functools.cache
 def _sources() -> str:
-    """Changes whenever the code of this package does, which writes the modules."""
+    """Changes whenever the code does that writes the modules: of this package, and what it takes numbers from."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"\0".join([each.read_bytes() for each in files] or [__version__.encode()])).hexdigest()
+    numbers = [Path(str(module.__file__)) for module in (batch, reference)]
+    texts = [each.read_bytes() for each in (*files, *numbers) if each.exists()]
+    return hashlib.sha256(b"\0".join([__version__.encode(), *texts])).hexdigest()
 
 
-@functools.cache
+_host: Host | None = None
+
+
 def host() -> Host:
-    """Of this process."""
-    return Host()
+    """Of this process: code lives as long as it does."""
+    global _host
+    with _host_lock:
+        if _host is None:
+            _host = Host()
+        return _host
+
+
+def _is_own(path: Path) -> bool:
+    """Can nobody else write there? What lies there is run."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _read(key: str) -> bytes | None:
     """What was kept, if it is whole: its hash comes first."""
     try:
-        data = (cache_directory() / "cpu" / key).read_bytes()
+        path = cache_directory() / "cpu" / key
+        if not (_is_own(path.parent) and _is_own(path)):
+            return None
+        data = path.read_bytes()
     except (OSError, ModelError):
         return None
     code = data[_DIGEST:]
@@ -114,6 +149,8 @@ def _keep(key: str, code: bytes) -> None:
     """For the next start; where nothing can be written, it compiles again."""
     with suppress(OSError, ModelError):
         path = cache_directory() / "cpu" / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(hashlib.sha256(code).digest() + code)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if _is_own(path.parent):
+            with atomic_write(path, private=True) as file:
+                file.write(hashlib.sha256(code).digest() + code)

@@ -30,9 +30,9 @@ class Memory:
         """For so many rows; True if everything lies elsewhere now."""
         if rows <= self.rows:
             return False
-        self.rows = 1 << (rows - 1).bit_length()
-        self._array = np.zeros(self._row_bytes * self.rows + _ALIGNMENT, np.uint8)
-        self._first = -self._array.ctypes.data % _ALIGNMENT
+        room = 1 << (rows - 1).bit_length()
+        array = np.zeros(self._row_bytes * room + _ALIGNMENT, np.uint8)  # may fail: then nothing has changed
+        self._array, self._first, self.rows = array, -array.ctypes.data % _ALIGNMENT, room
         return True
 
     def __contains__(self, name: object) -> bool:

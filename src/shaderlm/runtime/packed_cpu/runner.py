@@ -27,6 +27,7 @@ from ..numpy_runner import NumpyRunner
 from ..runner import F32
 from ..weights import Progress, Source, dense
 from .attention import pool_shape
+from .code import host
 from .lowering import Lowered, NumpyNode, lower
 from .packing import pack, release_freed_memory
 from .program import Arrays, Memory, Program, stages_of
@@ -51,12 +52,17 @@ class PackedRunner(NumpyRunner):
         done = _Done(progress, self.bytes.total)
         self.arrays: dict[str, NDArray[Any]] = {}
         products = {name: each for part in lowered for name, each in part.products.items()}
+        host()  # where nothing can be compiled, that is said before weights are packed
         with ThreadPoolExecutor(cores(), "weights") as pool:
             loading = [pool.submit(pack, each, source, done.add) for each in products.values()]
-            self._body = CompiledGraph(lowered[0], self.arrays, source)  # compiles meanwhile
-            self._head_graph = CompiledGraph(lowered[1], self.arrays, source)
-            for future in loading:
-                self.arrays |= future.result()
+            try:
+                self._body = CompiledGraph(lowered[0], self.arrays, source)  # compiles meanwhile
+                self._head_graph = CompiledGraph(lowered[1], self.arrays, source)
+                for future in loading:
+                    self.arrays |= future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         norm = {each.name: each for each in self.head_of(1, 1, logits=False).weights()}  # of final states
         others = {each.name: each for each in numpy_weights(lowered)} | norm
         for part in lowered:
@@ -101,7 +107,7 @@ class PackedRunner(NumpyRunner):
         if not self.closed:
             del self._body, self._head_graph
         super().close()
-        self.arrays.clear()
+        self.arrays = {}  # a step that runs in another thread has its own hold on them
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
@@ -143,14 +149,14 @@ class CompiledGraph:
 
     def run(self, rows: int, values: Mapping[str, Any], arrays: Arrays, graph: Callable[[], Graph]) -> dict[str, F32]:
         """The outputs, which the next run overwrites. `graph` gives the graph of so many rows, for NumPy."""
+        given, bound = tuple(arrays.values()), self._bound
+        self._bound = None  # until all programs know where everything lies: Ctrl-C may come at any time
         moved = self._memory.reserve(rows)
-        given = tuple(arrays.values())
-        same = self._bound is not None and all(a is b for a, b in zip(self._bound, given, strict=True))
-        if moved or not same:
+        if moved or bound is None or not all(a is b for a, b in zip(bound, given, strict=True)):
             for part in self._parts:
                 if isinstance(part, Program):
                     part.bind(arrays)
-            self._bound = given
+        self._bound = given
         for name, tensor in self._graph.tensors.items():
             if tensor.role == "input" and name in self._memory:
                 self._memory.view(name, rows)[:] = values[name]

@@ -13,6 +13,8 @@ import os
 import sys
 import threading
 from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,16 @@ STEP_WORDS = 16
 ROWS, BATCH, PAGE_TABLE, YIELD = range(4)  # of a step: what ops read beside their arguments
 
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time in a period, or "max"
+
+
 def cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = map(int, _QUOTA.read_text().split())
+        count = max(1, min(count, -(-quota // period)))
+    return count
 
 
 def define(module: Module, name: str) -> tuple[Function, Value, Value, Value]:
@@ -149,9 +158,11 @@ class _Workers:
         self.busy = threading.Lock()
         self._wake = threading.Semaphore(0)
         self._work: tuple[Any, ...] = ()
-        self.count = cores() - 1
-        for i in range(self.count):
-            threading.Thread(target=self._serve, name=f"shaderlm-cpu-{i}", daemon=True).start()
+        self.count = 0
+        with suppress(RuntimeError):  # no more threads may be started: those that there are do
+            for i in range(cores() - 1):
+                threading.Thread(target=self._serve, name=f"shaderlm-cpu-{i}", daemon=True).start()
+                self.count += 1
 
     def start(self, *work: Any) -> None:
         self._work = work
@@ -172,6 +183,15 @@ _making = threading.Lock()
 _epoch = 0
 
 
+def _renew_lock() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread of the parent may hold it
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _get_workers() -> _Workers:
     global _workers
     with _making:
@@ -188,12 +208,17 @@ def run(ops: NDArray[np.int64], step: NDArray[np.int64]) -> None:
         _epoch = epoch = _epoch % 0x3FFFFFFF + 1
     step[YIELD] = _yield_address()
     ops[:, NEXT] = ops[:, DONE] = epoch << 32
-    alone = not workers.busy.acquire(blocking=False)
+    walk = functools.partial(_walker(), ops.ctypes.data, len(ops), step.ctypes.data, epoch)
+    over, shared = False, False
     try:
-        if not alone:
+        shared = workers.busy.acquire(blocking=False)
+        if shared:
             workers.start(ops, len(ops), step, epoch)
-        _walker()(ops.ctypes.data, len(ops), step.ctypes.data, epoch)
+        walk()
+        over = True
     finally:
+        if not over:  # Ctrl-C: others may be in a chunk, and what they read must not change or go away
+            walk()
         ops[:, NEXT] = 0  # no epoch: whoever is late takes nothing, though chunks and arguments change
-        if not alone:
+        if shared:
             workers.busy.release()
