@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -414,6 +415,22 @@ def test_ctrl_c_keeps_what_is_finished(tiny: Path, tmp_path: Path) -> None:
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert err == f"interrupted: {len(read(output))} of 60 results are written; the same command goes on\n"
+
+
+def test_a_request_that_ends_while_it_is_looked_at_is_not_lost(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, output, looks = tmp_path / "in.jsonl", tmp_path / "out.jsonl", Counter[str]()
+    contents = batch_of(3, asked)
+
+    def finished(job: Any) -> bool:
+        """Each runs at the first look, and has ended at the second."""
+        looks[job.key] += 1
+        return looks[job.key] > 1
+
+    monkeypatch.setattr("shaderlm.server.batch._Job.finished", property(finished))
+    assert run(tiny, asked, output).code == 0
+    assert answers(output) == expected(tiny, contents, 20)
 
 
 def test_a_lost_device_is_no_result(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

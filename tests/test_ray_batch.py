@@ -63,6 +63,15 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True)
 
 
+def finished(child: subprocess.Popen[str], seconds: float) -> str:
+    """What it says until its end."""
+    try:
+        return child.communicate(timeout=seconds)[1]
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
 def leaves_nothing(*pids: int) -> None:
     """What a killed run could not remove, the next one does."""
     for pid in pids:
@@ -86,7 +95,7 @@ def test_a_batch_that_is_killed_has_every_result_once(tiny: Path, tmp_path: Path
         killed.append(len(results(output)))
         pids.append(child.pid)
     last = start(*command(tiny, requests, output))
-    _, err = last.communicate(timeout=590)
+    err = finished(last, 590)
     assert last.returncode == 0, err
     assert f"{killed[-1]:,} of {count:,} requests have a result already" in err
     leaves_nothing(*pids, last.pid)
@@ -115,15 +124,13 @@ def test_ctrl_c_is_heard_while_no_result_comes(tiny: Path, tmp_path: Path, monke
             # Ray Data's own actor is there while it waits for ours.
             until(lambda: "ActorLocationTracker" in "".join(processes(f"/slm-{child.pid}-").values()), "Ray Data")
             child.send_signal(signal.SIGINT)
-            _, err = child.communicate(timeout=60)
         finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+            err = finished(child, 60)
         assert child.returncode == 130, err
         assert err.endswith("interrupted: 0 of 8 results are written; the same command goes on\n")
         leaves_nothing(child.pid)
     last = start(*command(tiny, requests, output))
-    _, err = last.communicate(timeout=120)
+    err = finished(last, 120)
     assert last.returncode == 0, err
     assert ids_in(output) == [f"id-{number}" for number in range(8)]
 

@@ -73,8 +73,9 @@ class BatchEngine:
                             yield pair[0], started
                         else:
                             running.append(started)
-                finished = [job for job in running if job.finished]
-                running = [job for job in running if not job.finished]
+                looked = [(job, job.finished) for job in running]  # once: the engine goes on meanwhile
+                finished = [job for job, ended in looked if ended]
+                running = [job for job, ended in looked if not ended]
                 for job in finished:
                     yield job.key, self._result(job)
                 if self._engine.lost is not None:
