@@ -86,7 +86,7 @@ def test_clients_see_the_single_server(two: Deployed, tiny: Path) -> None:
     assert len(two.samples("shaderlm:generation_tokens_total")) == 2
 
 
-_WRONG: list[Any] = [{"messages": 3}, {"messages": ASK, "temperature": -1}, {"messages": ASK, "model": "other"}, {}]
+_WRONG: list[Any] = [{"messages": 3}, {"messages": ASK, "temperature": -1}, {"messages": ASK, "n": 0}, {}]
 
 
 def _answers(url: str, prompts: list[str]) -> list[tuple[str | None, str]]:
