@@ -177,7 +177,22 @@ def test_streams_are_the_same(http: httpx.Client) -> None:
                 for name in names if choice["logprobs"] else ():
                     lists[choice["index"]][name] += choice["logprobs"][name]
         assert texts == [choice["text"] for choice in whole]
-        assert lists == [choice["logprobs"] for choice in whole]
+        assert_alike(lists, [choice["logprobs"] for choice in whole])
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Which rows share a step is chance, and the CPU adds up in another order then."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        assert_alike(list(found.values()), list(expected.values()))
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for each, other in zip(found, expected, strict=True):
+            assert_alike(each, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-4)
+    else:
+        assert found == expected
 
 
 def test_a_request_that_is_too_large(http: httpx.Client) -> None:
