@@ -12,6 +12,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -316,15 +317,49 @@ def test_ctrl_c_while_unpacking(models: Path, index: Path) -> None:
     assert left_in(models) == set()
 
 
-def test_two_at_once(models: Path, index: Path) -> None:
-    found: list[bytes] = []
+def test_two_at_once(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, downloads, download = list[bytes](), list[Path](), default_model._download
+
+    def count(scratch: Path, report: default_model.Progress) -> Path:
+        downloads.append(scratch)
+        return download(scratch, report)
+
+    monkeypatch.setattr(default_model, "_download", count)
     both = [threading.Thread(target=lambda: found.append(find(None).read_bytes())) for _ in range(2)]
     for thread in both:
         thread.start()
     for thread in both:
         thread.join(60)
     assert found == [CONTENT, CONTENT]
+    assert len(downloads) == 1
     assert left_in(models) == {default_model.FILE}
+
+
+def test_another_process_fetches(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas on one machine: what one process fetches, another one that began later waits for."""
+    held = "import sys, time; from huggingface_hub.utils import WeakFileLock\n"
+    held += "with WeakFileLock(sys.argv[1]): print('held', flush=True); sys.stdin.readline()"
+    models.mkdir(parents=True)
+    command = [sys.executable, "-c", held, str(models.with_name("fetch.lock"))]
+    found, waits, lock = list[Path](), threading.Event(), default_model._one_at_a_time
+
+    def wait() -> AbstractContextManager[object]:
+        waits.set()
+        return lock()
+
+    monkeypatch.setattr(default_model, "_one_at_a_time", wait)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        monkeypatch.setattr(default_model, "_download", lambda *_: pytest.fail("fetched twice"))
+        thread = threading.Thread(target=lambda: found.append(find(None)))
+        thread.start()
+        assert waits.wait(60)
+        put(models)
+        other.stdin.close()  # it ends, and the lock with it
+        thread.join(60)
+    assert found == [models / default_model.FILE]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

