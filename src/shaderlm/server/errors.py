@@ -118,9 +118,13 @@ def _too_long(problem: ContextSizeError, path: str) -> ApiError:
         longer = f"start the server with a larger --ctx-size (up to {limit:,})"
     elif not limit:
         longer = "start the server with more --kv-memory"
+    # Clients look for these words: they compact the conversation and try again.
+    said = f"the prompt has {number} tokens, which exceeds the available context size of {context:,}"
+    if path.startswith("/v1/messages"):
+        said = f"prompt is too long: {number} tokens > {context:,} maximum"
     return ApiError(
         400,
-        f"the prompt has {number} tokens, the context holds {context:,}; shorten the prompt, or {longer}",
+        f"{said}; shorten the prompt, or {longer}",
         kind="exceed_context_size_error",
         param=_PROMPT_FIELDS.get(path, "prompt"),
         prompt_tokens=tokens,
