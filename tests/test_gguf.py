@@ -159,6 +159,17 @@ def test_alignment_and_three_dimensions(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file.dense("e", 2, 5), experts.reshape(6, 32)[2:5])
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (32, 1), (1, 1, 32), (4, 1, 8), (1, 4, 8), (4, 8, 1), (1,), (1, 1)])
+def test_a_dimension_of_one_is_no_difference(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    plain = values.squeeze() if values.size > 1 else values.reshape(1)
+    with GgufFile.open(write_gguf(tmp_path / "a.gguf", {"v": ("f32", values)})) as file:
+        assert file.tensors["v"].shape == plain.shape
+        np.testing.assert_array_equal(file.dense("v"), plain)
+        if plain.ndim == 2:
+            np.testing.assert_array_equal(file.dense("v", 1, 3), plain[1:3])
+
+
 def test_known_but_unsupported_types_are_listed_and_refused_when_used(tmp_path: Path) -> None:
     path = one_of_each(tmp_path / "iq.gguf", ("iq3_s", "f16"))
     with GgufFile.open(path) as file:

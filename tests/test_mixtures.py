@@ -23,8 +23,11 @@ IDS = [int(i) for i in np.random.default_rng(3).integers(0, VOCABULARY, 12)]
 ARCHITECTURES = ("llama", "qwen2moe", "qwen3moe")
 
 
-def write_mixture(path: Path, name: str, kind: str = "f32", **metadata: int) -> Path:
-    """A checkpoint of one of these architectures; the matrices of its experts are of this kind."""
+def write_mixture(path: Path, name: str, kind: str = "f32", one_row: int = False, **metadata: int) -> Path:
+    """A checkpoint of one of these architectures; the matrices of its experts are of this kind.
+
+    one_row: vectors are matrices of one row, as some converters write them.
+    """
     writer = gguf.GGUFWriter(path, name)
     numbers = {"block_count": 2, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": FFN}
     numbers |= {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.key_length": WIDTH}
@@ -56,6 +59,8 @@ def write_mixture(path: Path, name: str, kind: str = "f32", **metadata: int) -> 
             dense = 1 + dense / 10
         elif len(shape) > 1:
             dense = dense * np.float32(1.5 / np.sqrt(shape[-1]))
+        if one_row and dense.ndim == 1:
+            dense = dense[None]
         form = gguf.GGMLQuantizationType[kind.upper() if key.endswith("_exps") else "F32"]
         writer.add_tensor(f"{key}.weight", gguf.quants.quantize(dense, form), raw_dtype=form)
     writer.write_header_to_file()
@@ -133,6 +138,13 @@ def test_logits_in_numpy(name: str, kind: str, tmp_path: Path) -> None:
         for chunks in ((12,), (5, 1, 6)):
             found = last_logits(runner_of(path, None, fusions=fusions), IDS, chunks)
             np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
+def test_vectors_may_be_matrices_of_one_row(tmp_path: Path) -> None:
+    """As in files of Qwen1.5-MoE and Qwen2-57B-A14B."""
+    plain, rows = (write_mixture(tmp_path / f"{one}.gguf", "qwen2moe", one_row=one) for one in (False, True))
+    found = [last_logits(runner_of(path, None), IDS, (12,)) for path in (plain, rows)]
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -30,11 +31,14 @@ class Checkpoint:
         self.path = path
         self.size = size
         self.metadata = MappingProxyType(dict(metadata))
-        self.tensors = MappingProxyType(dict(tensors))
+        self._stored = dict(tensors)
+        self.tensors = MappingProxyType(
+            {name: replace(info, shape=without_ones(info.shape)) for name, info in tensors.items()}
+        )
         self._open = True
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
-        """Rows `first` … `end`, [rows, bytes per row]."""
+        """Rows `first` … `end` of a tensor as it is stored, [rows, bytes per row]."""
         raise NotImplementedError
 
     def _release(self) -> None:
@@ -54,7 +58,11 @@ class Checkpoint:
         first, end = _range(name, first, rows if end is None else end, rows)
         if not self._open:
             raise InputError(f"{self.path} is closed: read its tensors before close()")
-        return self._read(info, first, end)
+        stored = self._stored[name]
+        stored_rows = math.prod(stored.shape[:-1])
+        if stored_rows != rows:  # of one value each
+            return self._read(stored, 0, stored_rows).reshape(rows, -1)[first:end]
+        return self._read(stored, first, end)
 
     def dense(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.float32]:
         """Rows `first` … `end` in float32: [rows, K], a vector [n]. A new array."""
@@ -100,6 +108,11 @@ class Checkpoint:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its dimensions of one: writers of checkpoints do not agree on them, and they move no value."""
+    return tuple(n for n in shape if n != 1) or shape[:1]
 
 
 def _range(name: str, first: Any, end: Any, rows: int) -> tuple[int, int]:

@@ -38,21 +38,18 @@ _EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
 # A buffer that old checkpoints store, and every program computes again.
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
 
-_VECTORS = ("ffn_gate_inp_shexp",)  # matrices of one row in folders
-
 
 @dataclass(frozen=True)
 class _Source:
     """Where a tensor comes from: matrices, one after the other; how many heads' rows are paired; a sum.
 
-    experts: the matrices are those of experts, and get an axis of their own. flat: one row becomes a vector.
+    experts: the matrices are those of experts, and get an axis of their own.
     """
 
     parts: tuple[Matrix, ...]
     paired_heads: int = 0
     offset: float = 0.0
     experts: bool = False
-    flat: bool = False
 
 
 class Folder(Checkpoint):
@@ -142,8 +139,6 @@ def _info(name: str, source: _Source) -> TensorInfo:
     if source.paired_heads and (first.shape[0] % source.paired_heads or first.shape[0] // source.paired_heads % 2):
         raise ModelError(f"tensor {name} must have an even number of rows for each of {source.paired_heads} heads")
     shape = (len(source.parts), *first.shape) if source.experts else first.shape
-    if source.flat and len(shape) == 2 and shape[0] == 1:
-        shape = shape[1:]
     if source.offset:
         return TensorInfo(name, shape, "f32", 0, 4 * math.prod(shape))
     form = WEIGHT_FORMATS.get(first.kind)
@@ -193,7 +188,7 @@ def _sources(config: FolderConfig, tensors: Mapping[str, Matrix]) -> dict[str, _
             raise ModelError(f"config.json: the number of heads must be a whole number, it is {paired!r:.60}")
         norm = config.row.norm_offset if stem.endswith("norm") and called.endswith(".weight") else 0.0
         parts = tuple(entry[i][1] for i in (range(len(entry)) if experts else [None]))
-        sources[called] = _Source(parts, paired, norm, experts, flat=stem in _VECTORS)
+        sources[called] = _Source(parts, paired, norm, experts)
     return sources
 
 

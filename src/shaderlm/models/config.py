@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ModelError
+from ..formats.checkpoint import without_ones
 from ..graph.reference import Yarn
 
 # What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
@@ -206,5 +207,5 @@ def expect(shapes: Shapes, name: str, shape: tuple[int, ...]) -> None:
     """A tensor that must be there, in this shape."""
     if name not in shapes:
         raise ModelError(f"the checkpoint has no tensor {name!r}: it is incomplete, or not a language model")
-    if shapes[name] != shape:
+    if without_ones(shapes[name]) != without_ones(shape):
         raise ModelError(f"tensor {name!r} must be {list(shape)} by the metadata, it is {list(shapes[name])}")
