@@ -124,7 +124,8 @@ def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:
         missing = sorted(need for need in dispatch.kernel.needs if not getattr(caps, need))
         if missing:
             return f"{label} needs {' and '.join(missing)}, which this device does not have"
-        shader = shader_of(dispatch, caps.implementation)
+        # Without the sizes of this shape, which change none of what is limited: others have composed it already.
+        shader = compose(dispatch.kernel, dispatch.constants, caps.implementation, unbound=dispatch.unbound)
         if shader.workgroup_size > caps.max_invocations:
             return f"{label} has {shader.workgroup_size} threads per workgroup, the limit is {caps.max_invocations}"
         storage = sum(access != "uniform" for _, access in shader.bindings)

@@ -1,0 +1,240 @@
+"""A server under load for minutes: `python -m tests.soak --minutes 30`. Not a test that runs by itself.
+
+Three tiny models of which two fit, 64 clients that stream, go away, ask for models in turn and unload some, a pool of
+pages and a cache on disk that are always full. Then the server is killed in mid-write, and what it left is used where
+it is whole. Every answer must be a text, the same text each time, or one of the stated limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from .tiny_models import write_tiny
+
+NAMES = ("ant", "bee", "cow")
+WORDS = ("the", "an", "in", "ou", "er")
+LIMITS = (429, 503)  # with Retry-After
+OPTIONS = ["--kv-memory", "2MB", "--cache-disk", "8MB", "--parallel", "8", "--queue", "24", "--deterministic"]
+WARM_SHARE = 0.25  # of the time, until memory is looked at
+MAX_GROWTH = 64 << 20  # bytes of the process from there to the end
+
+
+@dataclass
+class Seen:
+    """What all clients saw."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    texts: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def text(self, key: tuple[str, str, int], text: str) -> None:
+        """Greedy: the same text each time, from whatever batch, cache or restart."""
+        if self.texts.setdefault(key, text) != text:
+            self.problems.append(f"{key}: {text!r} after {self.texts[key]!r}")
+
+
+class Server:
+    """The server's process."""
+
+    def __init__(self, models: Path, cache: Path, options: list[str]) -> None:
+        self.log = cache.with_name("server.log").open("ab")
+        command = [sys.executable, "-m", "shaderlm", "serve", "--models-dir", str(models), "--port", "0", "--metrics"]
+        command += ["--cache-dir", str(cache), *OPTIONS, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        assert self.process.stdout is not None
+        self.url = ""
+        for line in self.process.stdout:
+            if "http://" in line:
+                self.url = "http://" + line.split("http://")[1].split()[0].rstrip("/.,")
+                break
+        assert self.url, f"the server does not begin; see {self.log.name}"
+
+    def numbers(self) -> dict[str, int]:
+        """Memory, threads and files that the process has."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        files = len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return {"bytes": int(lines["VmRSS"].split()[0]) * 1024, "threads": int(lines["Threads"]), "files": files}
+
+
+def prompt_of(chance: random.Random) -> str:
+    """One of 200: begins like others, is longer than a page as often as not."""
+    number = chance.randrange(200)
+    begin = " ".join(WORDS[(number % 7 + i) % len(WORDS)] for i in range(40 * (number % 4)))
+    return f"{begin} {WORDS[number % 5]} {WORDS[number // 5 % 5]} {WORDS[number // 25 % 5]} {number}"
+
+
+async def client(url: str, number: int, until: float, seen: Seen) -> None:
+    """Asks until the time is over."""
+    chance = random.Random(number)
+    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http:
+        while time.monotonic() < until:
+            model, prompt, count = chance.choice(NAMES), prompt_of(chance), chance.choice((1, 8, 40))
+            body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": count}
+            body |= {"temperature": 0, "stream": True}
+            leaves = chance.random() < 0.1
+            try:
+                if chance.random() < 0.02:
+                    await unload(http, model, seen)
+                await chat(http, body, (model, prompt, count), leaves, chance, seen)
+            except httpx.HTTPError as problem:
+                seen.problems.append(f"{type(problem).__name__}: {problem}")
+                await asyncio.sleep(0.5)
+
+
+async def unload(http: httpx.AsyncClient, model: str, seen: Seen) -> None:
+    answer = await http.post("/models/unload", json={"model": model})
+    seen.counts[f"unload {answer.status_code}"] += 1
+    if answer.status_code >= 500 and answer.status_code not in LIMITS:
+        seen.problems.append(f"unload: {answer.status_code} {answer.text}")
+
+
+async def chat(
+    http: httpx.AsyncClient,
+    body: dict[str, Any],
+    key: tuple[str, str, int],
+    leaves: bool,
+    chance: random.Random,
+    seen: Seen,
+) -> None:
+    """One request. `leaves`: the connection is closed after the first piece."""
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if answer.status_code in LIMITS:
+            seen.counts[f"limit {answer.status_code}"] += 1
+            if "retry-after" not in answer.headers:
+                seen.problems.append(f"{answer.status_code} without Retry-After: {(await answer.aread())[:200]!r}")
+            await asyncio.sleep(chance.random())
+            return
+        if answer.status_code != 200:
+            seen.problems.append(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
+            return
+        text, ended = "", False
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                ended = True
+                break
+            piece = json.loads(line[6:])
+            if "error" in piece:
+                seen.problems.append(f"in a stream: {line[:300]}")
+                return
+            text += "".join(choice["delta"].get("content") or "" for choice in piece["choices"])
+            if leaves:
+                seen.counts["left"] += 1
+                return
+    seen.counts["texts"] += 1
+    if not ended:
+        seen.problems.append(f"a stream without an end: {key}")
+    seen.text(key, text)
+
+
+async def load(server: Server, minutes: float, clients: int, seen: Seen) -> None:
+    """All clients, and a look at the process now and then."""
+    began = time.monotonic()
+    until, warm = began + 60 * minutes, dict[str, int]()
+    tasks = [asyncio.create_task(client(server.url, number, until, seen)) for number in range(clients)]
+    while time.monotonic() < until:
+        await asyncio.sleep(min(20.0, max(0.0, until - time.monotonic())))
+        numbers, share = server.numbers(), (time.monotonic() - began) / (60 * minutes)
+        warm = warm or (numbers if share >= WARM_SHARE else {})
+        told = {key: value >> 20 if key == "bytes" else value for key, value in numbers.items()}
+        print(f"{share:5.0%} {told} {dict(seen.counts)} {len(seen.problems)} problems", flush=True)
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(2)
+    after = server.numbers()
+    if warm and after["bytes"] - warm["bytes"] > MAX_GROWTH:
+        seen.problems.append(f"memory grew from {warm['bytes']:,} to {after['bytes']:,}")
+    # A connection that is still closing, a thread of a pool.
+    for what, slack in (("threads", 8), ("files", 16)):
+        if warm and after[what] > warm[what] + slack:
+            seen.problems.append(f"{what} grew from {warm[what]} to {after[what]}")
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+        metrics = (await http.get("/metrics")).text
+    for line in metrics.splitlines():
+        busy = line.startswith(("shaderlm:num_requests_running", "shaderlm:num_requests_waiting"))
+        if busy and float(line.split()[-1]) != 0:
+            seen.problems.append(f"nobody asks, and {line}")
+
+
+async def kills(models: Path, cache: Path, options: list[str], seen: Seen, times: int) -> None:
+    """Kill the server while it writes, and use what it left."""
+    for number in range(times):
+        server = Server(models, cache, options)
+        tasks = [asyncio.create_task(client(server.url, i, time.monotonic() + 60, seen)) for i in range(8)]
+        await asyncio.sleep(random.Random(number).uniform(2, 6))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    damage(cache)
+    server = Server(models, cache, options)
+    await load(server, 0.3, 8, seen)
+    stop(server, seen)
+
+
+def damage(cache: Path) -> None:
+    """Change a byte of some records, cut others off."""
+    for number, path in enumerate(sorted(path for path in cache.rglob("*") if path.is_file())):
+        content = bytearray(path.read_bytes())
+        if content and number % 3 == 0:
+            content[random.Random(number).randrange(len(content))] ^= 255
+            path.write_bytes(content)
+        elif content and number % 3 == 1:
+            path.write_bytes(content[: len(content) // 2])
+
+
+def stop(server: Server, seen: Seen) -> None:
+    server.process.terminate()
+    if server.process.wait(60) not in (0, -signal.SIGTERM, 143):
+        seen.problems.append(f"the server ended with {server.process.returncode}")
+
+
+def main() -> int:
+    """Run it, print what was seen, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--models-memory", default="")
+    parser.add_argument("options", nargs="*", help="of serve, after --")
+    given = parser.parse_args()
+    seen, began = Seen(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        models, cache = Path(folder) / "models", Path(folder) / "cache"
+        models.mkdir()
+        for seed, name in enumerate(NAMES):
+            write_tiny(models / f"{name}.gguf", ("llama", "qwen3")[seed % 2], seed=seed, context=256)
+        options = [*given.options, *(["--models-memory", given.models_memory] if given.models_memory else [])]
+        server = Server(models, cache, options)
+        asyncio.run(load(server, given.minutes, given.clients, seen))
+        stop(server, seen)
+        used = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+        print(f"{used:,} bytes in {len(list(cache.rglob('*')))} files of the cache")
+        asyncio.run(kills(models, cache, options, seen, given.kills))
+        log = (Path(folder) / "server.log").read_text(errors="replace")
+        seen.problems += [line for line in log.splitlines() if "Traceback" in line]
+    for problem in seen.problems[:20]:
+        print(problem)
+    print(f"{dict(seen.counts)} in {time.monotonic() - began:.0f} s: {len(seen.problems)} problems")
+    return 1 if seen.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
