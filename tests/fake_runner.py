@@ -144,7 +144,7 @@ class FakeRunner(Runner):
         given = {part.gives for part in parts}
         hidden = (lambda: np.array(states, np.float32)) if "hidden" in given else None
         logits = (lambda: likely) if given & {"logits", "all logits"} else None
-        return StepResult(FakeTokens(self, self.last) if "token" in given else None, logits, hidden)
+        return StepResult(FakeTokens(self, self.last) if given & {"token", "tokens"} else None, logits, hidden)
 
     def decode(self, sequences: Sequence[KvSequence]) -> FakeTokens:
         """The same for the last tokens of sequences, in few lines: what a generation costs beside it is measured."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shaderlm.graph import formulas, sampling
 from shaderlm.graph.batch import NONE, PAGE, make_batch
-from shaderlm.graph.sampling import BIAS, MAX_LOGPROBS, OUTPUT
+from shaderlm.graph.sampling import BIAS, MAX_LOGPROBS, OUTPUT, RECENT
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 Arrays = dict[str, NDArray[Any] | None]
@@ -76,6 +76,9 @@ def _adjust_logits(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
     biases = np.zeros(d["biases"], BIAS)
     biases["token"], biases["bias"] = rng.permutation(width)[: d["biases"]], rng.uniform(-9, 9, d["biases"])
     biases["bias"][::5] = -np.inf
+    recent = np.arange(d["biases"]) % 4 == 1
+    biases["token"][recent] |= np.uint32(RECENT)
+    biases["bias"][recent] = rng.integers(1, 4, recent.sum())
     masks = rng.integers(0, 1 << 32, (d["masks"], -(-width // 32)), np.uint32)
     records = sampling.adjustments(rows)
     for r, given in enumerate(records):
@@ -86,6 +89,8 @@ def _adjust_logits(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
             given["bias_first"] = rng.integers(d["biases"])
             given["bias_count"] = rng.integers(d["biases"] - given["bias_first"]) + 1
         given["mask"] = rng.integers(d["masks"]) if on & 8 else NONE
+        given["history"] = rng.integers(d["slots"])
+    del x["outputs"]
     x |= {"adjustments": records, "counts": counts.astype(np.uint32), "biases": biases, "masks": masks}
     return {**x}, {**formulas.adjust_logits(d, x)}
 

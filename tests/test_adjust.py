@@ -36,11 +36,10 @@ OPS = ("adjust_logits", "logprobs")
 def adjusted(device: Device, logits: F32, given: Any, counts: Any = None, biases: Any = None, masks: Any = None) -> F32:
     """Rows of logits after their adjustments; row i is of sequence slot i."""
     rows, width = logits.shape
-    outputs = np.zeros(rows, OUTPUT)
-    outputs["slot"] = np.arange(rows)
+    given = given.copy()
+    given["history"] = np.arange(rows)
     operands = {
         "logits": logits,
-        "outputs": outputs,
         "adjustments": given,
         "batch": contiguous_batch(0, rows, outputs=rows),
         "counts": np.zeros((rows, width), np.uint32) if counts is None else counts,
@@ -98,8 +97,8 @@ def test_rows_are_adjusted_as_the_engine_does(device: Device) -> None:
     biases = np.array(pairs, BIAS)
     expected = np.stack([adjust(x, p, h) for x, p, h in zip(logits, PARAMS, histories, strict=True)])
     assert_close(adjusted(device, logits, given, counts, biases), expected, "pointwise", "on the device")
-    outputs = records([(0.0, 0, 1.0, 0.0)] * rows, range(rows))
-    again = sampling.adjust_logits(logits, outputs, given, counts, biases, np.zeros((1, 2), np.uint32))
+    given["history"] = np.arange(rows)
+    again = sampling.adjust_logits(logits, given, counts, biases, np.zeros((1, 2), np.uint32))
     assert_close(again, expected, "pointwise", "by the formula, whose penalties are f32")
 
 

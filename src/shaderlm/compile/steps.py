@@ -111,7 +111,7 @@ def _with_adjustments(graph: Graph, head: Head, config: Config) -> Graph:
         Tensor("masks", (1, -(-config.vocabulary // 32)), "input", "u32"),
         Tensor("adjusted", (head.rows, config.vocabulary), "hidden"),
     )
-    names = ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks")
+    names = ("logits", "adjustments", "batch", "counts", "biases", "masks")
     inputs = dict(zip(names, names, strict=True))
     return _with_op(graph, head, config, "adjust_logits", {}, inputs, {"out": "adjusted"}, tensors)
 

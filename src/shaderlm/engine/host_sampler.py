@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph.sampler_chain import ChainRow, ChainSettings, draw_token, next_mu, remaining_logprobs
-from ..graph.sampling import OUTPUT, adjust_logits, log_softmax, most_likely
+from ..graph.sampling import adjust_logits, log_softmax, most_likely
 from ..runtime.adjusted import adjusted
 from ..runtime.sampler_settings import SamplerSettings
 from .completion import TokenLogprob
@@ -62,7 +62,6 @@ def _allowed(logits: NDArray[np.float32], settings: SamplerSettings) -> NDArray[
     """Logits after biases and mask, as the device applies them."""
     if not settings.bias and settings.mask is None:
         return logits
-    changes = adjusted([SamplerSettings(bias=settings.bias, mask=settings.mask)], [0], len(logits))
-    record = np.zeros(1, OUTPUT)
-    (allowed,) = adjust_logits(logits[None], record, changes.records, None, changes.biases, changes.masks)
+    changes = adjusted([SamplerSettings(bias=settings.bias, mask=settings.mask)], [0], [0], len(logits))
+    (allowed,) = adjust_logits(logits[None], changes.records, None, changes.biases, changes.masks)
     return np.asarray(allowed, np.float32)

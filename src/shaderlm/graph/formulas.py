@@ -110,8 +110,8 @@ def sample(d: Dims, x: Operands) -> dict[str, Array]:
 def adjust_logits(d: Dims, x: Operands) -> dict[str, Array]:
     """Penalties, biases and masks of every output; zeros in the rows that pad the shape."""
     there, out = slice(int(x["batch"][0, 1])), np.zeros_like(x["logits"])
-    logits, outputs, records = (x[name][there] for name in ("logits", "outputs", "adjustments"))
-    out[there] = sampling.adjust_logits(logits, outputs, records, x["counts"], x["biases"], x["masks"])
+    logits, records = x["logits"][there], x["adjustments"][there]
+    out[there] = sampling.adjust_logits(logits, records, x["counts"], x["biases"], x["masks"])
     return {"out": out}
 
 

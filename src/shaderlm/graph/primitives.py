@@ -312,7 +312,7 @@ _TABLE = (
     Op(
         "adjust_logits",
         "logits[r] with the penalties, biases and mask of output r",
-        ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks"),
+        ("logits", "adjustments", "batch", "counts", "biases", "masks"),
         {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES, "biases": 1, "masks": 1},
         formulas.adjust_logits,
         cost.per_value(5, "rows", "width"),

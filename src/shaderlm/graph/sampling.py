@@ -149,7 +149,8 @@ def advance(outputs: Any, batch: Any, page_table: Any = None) -> None:
 # What is done with a row of logits beside sampling -------------------------------------------------------------
 
 MAX_LOGPROBS = 20
-# Penalties need counts[sequence slot, token]. Biases are `bias_count` pairs of `BIAS` from `bias_first` on.
+# Penalties need counts[history, token]. Biases are `bias_count` pairs of `BIAS` from `bias_first` on. A pair whose
+# token has the bit RECENT is none: it says how often the token came beside what counts have.
 ADJUSTMENT = np.dtype(
     [
         ("repetition", "f4"),  # 1: off
@@ -159,10 +160,11 @@ ADJUSTMENT = np.dtype(
         ("bias_count", "u4"),
         ("mask", "u4"),  # row of masks, NONE: off. A mask has a bit per token, the lowest first; 1: allowed
         ("logprobs", "u4"),  # how many of the most likely tokens to report, NONE: not even the chosen one's
-        ("spare", "u4"),
+        ("history", "u4"),  # row of counts: the slot of its sequence
     ]
 )
 BIAS = np.dtype([("token", "u4"), ("bias", "f4")])
+RECENT = 0x8000_0000
 
 
 def adjustments(rows: int) -> NDArray[Any]:
@@ -183,19 +185,20 @@ def penalised(x: Any, counts: Any, repetition: float, presence: float, frequency
     return np.asarray(x - presence - frequency * np.asarray(counts, np.float64))
 
 
-def adjust_logits(logits: Any, outputs: Any, records: Any, counts: Any, biases: Any, masks: Any) -> NDArray[np.float32]:
+def adjust_logits(logits: Any, records: Any, counts: Any, biases: Any, masks: Any) -> NDArray[np.float32]:
     """[R, width] → the same after penalties, biases and masks. counts: [slots, width], masks: rows of words."""
     out = np.array(logits, np.float32)
-    slots = np.asarray(outputs).view(OUTPUT).reshape(-1)["slot"]
     with np.errstate(over="ignore", invalid="ignore"):
-        for x, slot, record in zip(out, slots, np.asarray(records).view(ADJUSTMENT).reshape(-1), strict=True):
+        for x, record in zip(out, np.asarray(records).view(ADJUSTMENT).reshape(-1), strict=True):
+            pairs = np.asarray(biases).view(BIAS).reshape(-1)[record["bias_first"] :][: record["bias_count"]]
+            recent = pairs["token"] >= RECENT
             if (record["repetition"], record["presence"], record["frequency"]) != (1, 0, 0):
-                there = np.flatnonzero(counts[slot])
+                often = counts[record["history"]].copy()
+                often[pairs["token"][recent] ^ RECENT] += pairs["bias"][recent].astype(often.dtype)
+                there = np.flatnonzero(often)
                 penalties = (record[name].item() for name in ("repetition", "presence", "frequency"))
-                x[there] = penalised(x[there], counts[slot][there], *penalties)
-            for token, bias in (
-                np.asarray(biases).view(BIAS).reshape(-1)[record["bias_first"] :][: record["bias_count"]]
-            ):
+                x[there] = penalised(x[there], often[there], *penalties)
+            for token, bias in pairs[~recent]:
                 x[token] = bias if np.isinf(bias) else x[token] + bias
             if record["mask"] != NONE:
                 bits = np.unpackbits(np.asarray(masks)[record["mask"]].view(np.uint8), bitorder="little")

@@ -5,6 +5,7 @@ Every output has a record, whether it wants any of this or not: rows with and wi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..graph.sampling import BIAS, MAX_LOGPROBS, adjustments
+from ..graph.sampling import BIAS, MAX_LOGPROBS, RECENT, adjustments
 from .pages import MAX_SEQUENCES
 from .sampler_settings import SamplerSettings
 
@@ -42,8 +43,10 @@ def mask_words(vocabulary: int) -> int:
     return -(-vocabulary // 32)
 
 
-def adjusted(settings: Sequence[SamplerSettings], slots: Sequence[int], vocabulary: int) -> LogitAdjustments:
-    """The records of outputs with these settings and sequence slots.
+def adjusted(
+    settings: Sequence[SamplerSettings], slots: Sequence[int], histories: Sequence[int], vocabulary: int
+) -> LogitAdjustments:
+    """The records of outputs with these settings, slots that take their tokens, and sequence slots of their histories.
 
     Where one reports log probabilities, all do: the tokens of such a step come back with them.
     """
@@ -53,13 +56,16 @@ def adjusted(settings: Sequence[SamplerSettings], slots: Sequence[int], vocabula
     reports = any(each.logprobs is not None for each in settings)
     if reports:
         records["logprobs"] = [each.logprobs or 0 for each in settings]
-    for record, each in zip(records, settings, strict=True):
+    for record, each, history in zip(records, settings, histories, strict=True):
         if not each.adjusted:  # most rows beside one with a grammar
             continue
         record["repetition"], record["presence"] = each.repetition_penalty, each.presence_penalty
         record["frequency"] = each.frequency_penalty
-        record["bias_first"], record["bias_count"] = len(pairs), len(each.bias)
+        record["history"], record["bias_first"] = history, len(pairs)
+        if each.penalizes and each.recent:
+            pairs += [(token | RECENT, count) for token, count in Counter(each.recent).items()]
         pairs += each.bias
+        record["bias_count"] = len(pairs) - record["bias_first"]
         if each.mask is not None:
             record["mask"] = len(masks)
             masks.append(np.frombuffer(each.mask, np.uint32))

@@ -42,8 +42,8 @@ from .runner import (
     bucket,
     buckets,
     head_kind,
+    is_decode_step,
     joined_scores,
-    one_row_each,
     padded_batch,
     rope_factors,
 )
@@ -316,7 +316,7 @@ class GpuSteps(Runner):
     # steps -----------------------------------------------------------------------------------------------
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
-        decode, kind, gives = one_row_each(parts), head_kind(parts), {part.gives for part in parts}
+        decode, kind, gives = is_decode_step(parts), head_kind(parts), {part.gives for part in parts}
         step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
         plans: list[StepSpec | Head] = [step]
         if "hidden" in gives:  # first: a sampler moves the records on
@@ -339,7 +339,7 @@ class GpuSteps(Runner):
             done = self.device.submit(programs, (self._buffers["tokens"], 4))
             return StepResult(wait_for_rows=None if done is None else done.wait)
         requests = None if changes is None else changes.requests
-        pending = self.device.submit(programs, self.token_region(requests) if "token" in gives else None)
+        pending = self.device.submit(programs, self.token_region(requests) if gives & {"token", "tokens"} else None)
         tokens = None if pending is None else self.tokens(pending, requests)
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
         logits = self._rows_of("logits", _rows_with_logits(parts)) if gives & {"logits", "all logits"} else None
@@ -462,7 +462,7 @@ def _rows_with_logits(parts: Sequence[SequenceChunk]) -> int:
     """How many outputs there are up to the last one that asks for logits."""
     rows = last = 0
     for part in parts:
-        rows += part.rows if part.gives == "all logits" else int(part.gives != "nothing")
+        rows += part.outputs
         last = rows if part.gives in ("logits", "all logits") else last
     return last
 

@@ -31,8 +31,8 @@ from .runner import (
     Tokens,
     decode_chunks,
     head_kind,
+    is_decode_step,
     joined_scores,
-    one_row_each,
     padded_batch,
     rope_factors,
 )
@@ -155,14 +155,14 @@ class NumpyRunner(Runner):
         }
         gives = {part.gives for part in parts}
         # A BLAS adds up in another order for another number of rows: rows that must not depend on others run alone.
-        alone = self.deterministic and one_row_each(parts)
+        alone = self.deterministic and is_decode_step(parts)
         with one_blas_thread() if rows <= _FEW_ROWS or alone else nullcontext():
             values["hidden"] = self._hidden(values, rows, 1 if alone else rows)
             scores = [self._scored(values, group, alone) for group in self._score_groups(parts)]
             states = self._head(values, outputs, "states", alone) if "hidden" in gives else None
             logits = self._head(values, outputs, "logits", alone) if gives - {"nothing", "hidden"} else None
         tokens = None
-        if "token" in gives:
+        if gives & {"token", "tokens"}:
             assert logits is not None
             tokens = self._sampled(logits, outputs, values["batch"], parts)
         wait_for_logits = (lambda: logits) if logits is not None else None
@@ -211,7 +211,7 @@ class NumpyRunner(Runner):
             sample(logits, outputs, batch, tokens)
             return Tokens(lambda: tokens)
         changes, counts = self._adjusted(parts), self._all_counts()
-        adjusted = adjust_logits(logits, outputs, changes.records, counts, changes.biases, changes.masks)
+        adjusted = adjust_logits(logits, changes.records, counts, changes.biases, changes.masks)
         sample(adjusted, outputs, batch, tokens, counts=counts)
         if changes.requests is None:
             return Tokens(lambda: tokens)

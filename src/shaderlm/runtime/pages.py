@@ -74,6 +74,10 @@ class PagePool:
         """How many there are."""
         return MAX_SEQUENCES - len(self._slots)
 
+    def unused_slots(self, count: int) -> list[int]:
+        """The first slots that no sequence has, up to so many: places for tokens of a step that no later one reads."""
+        return heapq.nsmallest(count, self._slots)
+
     def grow(self, pages: int) -> None:
         """So many pages in all."""
         for page in range(self.pages, pages):

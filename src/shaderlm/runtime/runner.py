@@ -36,7 +36,8 @@ from .weights import Source
 
 F32 = NDArray[np.float32]
 U32 = NDArray[np.uint32]
-OutputKind = Literal["nothing", "token", "logits", "all logits", "hidden"]
+# "tokens": each row gives one, drawn with settings of its own, and a place for it that is no other row's.
+OutputKind = Literal["nothing", "token", "tokens", "logits", "all logits", "hidden"]
 FIRST_PAGES = 4  # of the pool: 512 positions, the least that attention over a contiguous cache expects
 MAX_OUTPUTS = 64  # rows of logits at once
 _FIXED_CHUNK = 2 * PAGE  # of a prompt: larger chunks are read faster, smaller ones are found in a cache more often
@@ -50,11 +51,44 @@ class SequenceChunk(NamedTuple):
     gives: OutputKind = "token"
     settings: SamplerSettings = GREEDY
     scores: RowScores | None = None  # beside what the last row gives
+    drafted: Sequence[SamplerSettings] = ()  # of "tokens": of the rows after the first
+    places: Sequence[int] = ()  # and where their tokens go: slots that no sequence has
 
     @property
     def rows(self) -> int:
         """Rows of the batch that it takes."""
         return 1 if self.ids is None else len(self.ids)
+
+    @property
+    def gives_all(self) -> bool:
+        """Does each of its rows give something?"""
+        return self.gives in ("tokens", "all logits")
+
+    @property
+    def outputs(self) -> int:
+        """Rows that give something."""
+        return self.rows if self.gives_all else int(self.gives != "nothing")
+
+    @property
+    def is_decoding(self) -> bool:
+        """One row, or rows that are computed like those of so many sequences: they are in no run."""
+        return self.rows == 1 or self.gives == "tokens"
+
+    @property
+    def is_run(self) -> bool:
+        """Are its rows a run (`graph.batch.RUN_ROWS`)?"""
+        return self.rows >= RUN_ROWS and not self.is_decoding
+
+    @property
+    def row_settings(self) -> Sequence[SamplerSettings]:
+        """Of each row that gives something."""
+        return (self.settings, *self.drafted) if self.gives == "tokens" else (self.settings,) * self.outputs
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """Of each row that gives something: where its token goes."""
+        slot = self.sequence.slot
+        return (slot, *self.places) if self.gives == "tokens" else (slot,) * self.outputs
 
 
 def decode_chunks(sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> list[SequenceChunk]:
@@ -338,7 +372,7 @@ class Runner(ABC):
             self._reserve([(part.sequence, part.rows) for part in parts])
             records = self._records(parts)
             outputs = self._outputs(parts)
-            counted = [part for part in parts if part.rows < RUN_ROWS or not self.runs_have_any_length]
+            counted = [part for part in parts if not part.is_run or not self.runs_have_any_length]
             keys = max((part.sequence.length + part.rows for part in counted), default=1)
             result = self._run(records, outputs, keys, parts)
             for part in parts:
@@ -369,7 +403,7 @@ class Runner(ABC):
         return in_flight[-1]
 
     def _end_histories(self, parts: Sequence[SequenceChunk]) -> None:
-        """What these sequences give is counted, or their histories are not complete any more."""
+        """What these sequences give is counted, or their histories are not complete any more. Of drafts, some is."""
         for part in parts:
             if part.gives != "nothing" and not (part.gives == "token" and part.settings.penalizes):
                 part.sequence.has_history = False
@@ -392,21 +426,24 @@ class Runner(ABC):
             if part.ids is not None:
                 self.check_ids(part.ids)
             rows += part.rows
-            outputs += part.rows if part.gives == "all logits" else part.gives != "nothing"
-            slots.add(part.sequence.slot)
+            outputs += part.outputs
+            slots |= {part.sequence.slot, *part.places}
         if not 1 <= rows <= self.max_tokens:
             raise InputError(f"a step takes 1 to {self.max_tokens} rows, got {rows}")
-        if self.deterministic and len(parts) > 1 and rows > len(parts):
-            raise InputError("a deterministic step has one part, or one row of each sequence")
-        if len(slots) < len(parts):
-            raise InputError("a sequence may have one part in a step")
+        if self.deterministic and len(parts) > 1 and not is_decode_step(parts):
+            raise InputError("a deterministic step has one part, or rows that decode")
+        if len(slots) < len(parts) + sum(len(part.places) for part in parts):
+            raise InputError("a sequence may have one part in a step, and a token one place")
         for part in parts:
             self._check_not_freed(part.sequence)
             self._check_length(part.sequence.length, part.rows)
             if part.scores is not None:
                 check_scores(part.scores, part.rows, self.config.vocabulary)
-            if part.settings is not GREEDY and part.settings.adjusted:
-                check_settings(part.settings, self.config.vocabulary, part.sequence.has_history)
+            if part.gives == "tokens" and not len(part.drafted) == len(part.places) == part.rows - 1:
+                raise InputError(f"{part.rows} rows that give tokens need settings and places of all but the first")
+            for settings in (part.settings, *part.drafted):
+                if settings is not GREEDY and settings.adjusted:
+                    check_settings(settings, self.config.vocabulary, part.sequence.has_history)
         if outputs > self.max_outputs:
             most = f"at most {self.max_outputs} rows"
             raise InputError(f"a step gives the logits or tokens of {most}, asked for {outputs}")
@@ -475,25 +512,25 @@ class Runner(ABC):
             rows[:, 0] = part.ids
             rows[:, 1] = positions
             rows[:, 2] = pages[positions // PAGE] * np.uint32(PAGE) + positions % PAGE
-            rows[:, 3] = self.pool.table_index(part.sequence) | (RUN if part.rows >= RUN_ROWS else 0)
+            rows[:, 3] = self.pool.table_index(part.sequence) | (RUN if part.is_run else 0)
             at += part.rows
         return records
 
     def _outputs(self, parts: Sequence[SequenceChunk]) -> NDArray[Any]:
         """The records of a step's outputs."""
-        outputs, at = [], 0
+        outputs, at = list[tuple[Any, ...]](), 0
         for part in parts:
-            rows = range(at, at + part.rows) if part.gives == "all logits" else [at + part.rows - 1]
-            outputs += [output_record(row, part.sequence, part.settings) for row in rows if part.gives != "nothing"]
             at += part.rows
+            rows = range(at - part.outputs, at)
+            outputs += map(output_record, rows, part.slots, part.row_settings)
         return np.array(outputs, OUTPUT)
 
     def _adjusted(self, parts: Sequence[SequenceChunk]) -> LogitAdjustments:
         """What is done with the logits of a step's outputs beside sampling."""
-        rows = [(part, part.rows if part.gives == "all logits" else int(part.gives != "nothing")) for part in parts]
-        outputs = [part for part, count in rows for _ in range(count)]
-        slots = [part.sequence.slot for part in outputs]
-        return adjusted([part.settings for part in outputs], slots, self.config.vocabulary)
+        settings = [each for part in parts for each in part.row_settings]
+        slots = [slot for part in parts for slot in part.slots]
+        histories = [part.sequence.slot for part in parts for _ in range(part.outputs)]
+        return adjusted(settings, slots, histories, self.config.vocabulary)
 
     def _score_groups(self, parts: Sequence[SequenceChunk]) -> list[ScoreGroup]:
         """The rows of a step whose tokens are scored, as its heads give them; most steps have none."""
@@ -541,23 +578,23 @@ def rope_factors(config: Config, source: Source) -> dict[str, Any]:
     return {name: source.vector(name) for name in sorted(named)}
 
 
-def output_record(row: int, sequence: KvSequence, settings: SamplerSettings) -> tuple[Any, ...]:
+def output_record(row: int, slot: int, settings: SamplerSettings) -> tuple[Any, ...]:
     """A row of the array of outputs."""
     seed = settings.seed % (1 << 64)
-    return (row, sequence.slot, *settings[:4], seed & 0xFFFF_FFFF, seed >> 32)
+    return (row, slot, *settings[:4], seed & 0xFFFF_FFFF, seed >> 32)
 
 
 def head_kind(parts: Sequence[SequenceChunk]) -> str:
     """What is done with the logits of a step (`compile.steps.Head`)."""
-    settings = [part.settings for part in parts if part.gives == "token"]
+    settings = [each for part in parts if part.gives in ("token", "tokens") for each in part.row_settings]
     if any(each.adjusted for each in settings):
         return "adjusted"
     return "logits" if not settings else "greedy" if all(each.greedy for each in settings) else "sample"
 
 
-def one_row_each(parts: Sequence[SequenceChunk]) -> bool:
+def is_decode_step(parts: Sequence[SequenceChunk]) -> bool:
     """Is it a step of decode rows?"""
-    return all(part.rows == 1 for part in parts)
+    return all(part.is_decoding for part in parts)
 
 
 def bucket(rows: int) -> int:

@@ -24,6 +24,7 @@ class SamplerSettings(NamedTuple):
     bias: tuple[tuple[int, float], ...] = ()  # tokens, and what is added to their logits
     logprobs: int | None = None  # of how many of the most likely tokens to report; 0: of the sampled one alone
     mask: bytes | None = None  # a bit per token in u32 words, the lowest first; 1: allowed
+    recent: tuple[int, ...] = ()  # tokens of the history that came after those that `set_history` and sampling counted
 
     @property
     def greedy(self) -> bool:

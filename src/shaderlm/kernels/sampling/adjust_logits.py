@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ...graph.sampling import ADJUSTMENT, BIAS, OUTPUT
+from ...graph.sampling import ADJUSTMENT, BIAS
 from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, ceil_div, f32
 from ..wgsl import Kernel
 from .argmax import CHUNK
@@ -20,7 +20,6 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     )
     buffers = {
         "logits": f32(rows * width),
-        "outputs": OUTPUT.itemsize * rows,
         "adjustments": ADJUSTMENT.itemsize * rows,
         "batch": batch_bytes(dims["tokens"]),
         "counts": f32(dims["slots"] * width),

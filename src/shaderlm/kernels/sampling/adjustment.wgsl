@@ -11,11 +11,12 @@ struct Adjustment {
     bias_count: u32,
     mask: u32,        // row of masks
     logprobs: u32,    // how many of the largest; that of the token itself comes with them
+    history: u32,     // row of counts
 }
 
 fn adjustment_of(output: u32) -> Adjustment {
     let a = adjustments[2u * output];
     let b = adjustments[2u * output + 1u];
     let penalties = bitcast<vec3<f32>>(a.xyz);
-    return Adjustment(penalties.x, penalties.y, penalties.z, a.w, b.x, b.y, b.z);
+    return Adjustment(penalties.x, penalties.y, penalties.z, a.w, b.x, b.y, b.z, b.w);
 }
