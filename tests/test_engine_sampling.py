@@ -121,7 +121,7 @@ def test_what_the_device_is_told() -> None:
     all_of_it: dict[str, Any] = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "seed": 3, "logprobs": 2}
     all_of_it |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
     found = settings_of(SamplingParams(**all_of_it, logit_bias={7: 1.0, 2: -math.inf}))._asdict()
-    assert found == {**all_of_it, "bias": ((2, -math.inf), (7, 1.0)), "mask": None}
+    assert found == {**all_of_it, "bias": ((2, -math.inf), (7, 1.0)), "mask": None, "recent": ()}
 
 
 def test_settings_are_plain_and_frozen() -> None:
