@@ -155,6 +155,36 @@ _HOW: Mapping[str, How] = {
         },
         more=lambda c: {Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: c["intermediate_size"]},
     ),
+    "ernie4_5-moe": How(
+        keys={
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_num_shared_experts": "expert_shared_count",
+        },
+        more=lambda c: {Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: c["intermediate_size"] // c["num_key_value_heads"]},
+    ),
+    "glm4moe": How(
+        keys={
+            "n_routed_experts": "expert_count",
+            "n_shared_experts": "expert_shared_count",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        constants={"expert_gating_func": 2},
+    ),
+    "hunyuan-moe": How(
+        keys={"moe_topk": "expert_used_count"},
+        constants={"expert_shared_count": 1},
+        more=lambda c: dict.fromkeys(
+            (Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH), c["intermediate_size"]
+        ),
+    ),
+    "minimax-m2": How(more=lambda c: {Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: c["intermediate_size"]}),
     "hunyuan-dense": How(more=lambda c: {Keys.Rope.FREQ_BASE: _by_alpha(c["rope_parameters"], c["head_dim"])}),
 }
 
@@ -245,7 +275,7 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
     experts: dict[str, list[Array]] = {}
     found: Tensors = {}
     for full, given in tensors.items():  # experts in the order of their numbers
-        values, name = given, full.replace("language_model.", "")
+        values, name = given, full.replace("language_model.", "").replace("_correction_bias", "_correction.bias")
         layer, _, inner = name.removeprefix("model.layers.").partition(".")
         if inner in how.parts:
             for (kind, suffix), part in how.parts[inner](values).items():

@@ -93,6 +93,28 @@ _GRANITE4 = {
 }
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_PARTIAL = {**_PLAIN, "partial_rotary_factor": 0.5}
+# GGUF's converter takes the width of the shared network from these numbers.
+_ERNIE_MOE = {
+    "num_hidden_layers": 3,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "moe_num_experts": 5,
+    "moe_k": 2,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
+_GLM4MOE = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "rope_parameters": _PARTIAL,
+    "head_dim": 32,
+}
 
 _MROPE = {"rope_parameters": {**_PLAIN, "mrope_section": [2, 3, 3]}}
 _VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
@@ -176,6 +198,11 @@ CHECKPOINTS: dict[str, Row] = {
     "seed_oss": Row("seed_oss", "SeedOss", {"head_dim": 32}),
     "hunyuan-dense": Row("hunyuan-dense", "HunYuanDenseV1", {"head_dim": 32, "rope_parameters": _ALPHA}),
     "ernie4_5": Row("ernie4_5", "Ernie4_5", {"head_dim": 32}),
+    "ernie4_5-moe": Row("ernie4_5-moe", "Ernie4_5_Moe", _ERNIE_MOE),
+    "glm4moe": Row("glm4moe", "Glm4Moe", {**_GLM4MOE, "use_qk_norm": True, "attention_bias": True}),
+    "glm4moe-air": Row("glm4moe", "Glm4Moe", _GLM4MOE),
+    "hunyuan-moe": Row("hunyuan-moe", "HunYuanMoEV1", {"head_dim": 32, "num_experts": 5, "moe_topk": 2}),
+    "minimax-m2": Row("minimax-m2", "MiniMaxM2", {**_USED, "head_dim": 32, "rope_parameters": _PARTIAL}),
     "internlm2": Row("internlm2", "Llama", {}),  # transformers has no class of its own
     "gptneox": Row("gptneox", "GPTNeoX", {}),
     "gptneox-sequential": Row("gptneox", "GPTNeoX", {"use_parallel_residual": False}),

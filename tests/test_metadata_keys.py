@@ -91,7 +91,6 @@ CHANGING: dict[str, Any] = {
     "expert_used_count": 2,
     "final_logit_softcapping": 30.0,
     "logit_scale": 0.25,
-    "nextn_predict_layers": 1,
     "residual_scale": 0.22,
     "rope.dimension_sections": [8, 4, 4, 0],
     "tensor_data_layout": "transposed",

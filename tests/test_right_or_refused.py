@@ -66,6 +66,18 @@ WITHOUT_EFFECT: Mapping[str, tuple[Callable[[Keys], bool], str]] = {
     ),
     "attention.sliding_window_pattern": (lambda keys: not keys.get("attention.sliding_window"), "there is no window"),
     "feed_forward_length": (lambda keys: "expert_feed_forward_length" in keys, "experts have a width of their own"),
+    "expert_shared_count": (
+        lambda keys: not keys["expert_shared_count"] and "expert_shared_feed_forward_length" in keys,
+        "the width says it",
+    ),
+    "interleave_moe_layer_step": (
+        lambda keys: keys["interleave_moe_layer_step"] < 2,
+        "there is no other layer between",
+    ),
+    **dict.fromkeys(
+        ("expert_group_count", "expert_group_used_count"),
+        (lambda keys: keys.get("expert_group_count", 1) < 2, "there is one group"),
+    ),
     "rope.scale_linear": (
         lambda keys: "rope.scaling.factor" in keys or keys.get("rope.scaling.type") == "none",
         "an older name; the newer one is taken, or nothing is scaled",
@@ -114,6 +126,14 @@ DEFAULTS: Mapping[str, Callable[[Keys], Any]] = {
     "rope.dimension_count": lambda keys: keys.get(
         "attention.key_length", keys["embedding_length"] // keys["attention.head_count"]
     ),
+    "interleave_moe_layer_step": lambda keys: 1,
+    "leading_dense_block_count": lambda keys: keys["leading_dense_block_count"],  # tensors say it
+    "expert_weights_norm": lambda keys: True,
+    "expert_gating_func": lambda keys: 2,
+    "expert_shared_count": lambda keys: keys["expert_shared_feed_forward_length"] // keys["expert_feed_forward_length"],
+    "expert_shared_feed_forward_length": lambda keys: (
+        keys["expert_feed_forward_length"] * keys.get("expert_shared_count", 0)
+    ),
     "rope.freq_base": lambda keys: 10000.0,
     "rope.freq_base_swa": lambda keys: 10000.0,
     "rope.scaling.type": lambda keys: "linear",
@@ -140,6 +160,12 @@ ADDED: Mapping[str, Any] = {
     "expert_feed_forward_length": 8,
     "expert_shared_feed_forward_length": 8,
     "expert_weights_norm": "neither true nor false",
+    "expert_weights_scale": 3.0,
+    "expert_shared_count": 1,
+    "leading_dense_block_count": 2,
+    "interleave_moe_layer_step": 3,
+    "expert_gating_func": 4,
+    "nextn_predict_layers": 1,
     "embedding_scale": 3.0,
     "residual_scale": 3.0,
     "logit_scale": 3.0,

@@ -199,7 +199,10 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
     numbers = _completed(_numbers(metadata, _NUMBERS))
     reason, model = (refused, None) if refused else _verdict(file, ignore_keys)
     on_gpu = _gpu_reason(model) if model else None
-    weights, parameters = _gpu_bytes(file), sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    if model:
+        numbers["layers"] = model[1].layers
+    read = [tensor for name, tensor in file.tensors.items() if not model or name in model[1].shapes]
+    weights, parameters = _gpu_bytes(read), sum(math.prod(tensor.shape) for tensor in read)
     return {
         "name": name,
         "own_name": str(metadata.get("general.name") or ""),
@@ -210,8 +213,9 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
         "unsupported_reason": reason,
         "unsupported_on_gpu": on_gpu,
         "parameters": parameters,
-        "active_parameters": _active_parameters(file) if model else parameters,
+        "active_parameters": _active_parameters(file.metadata, read) if model else parameters,
         "experts": _experts(model),
+        "predictors": model[1].predictors if model else 0,
         **numbers,
         "vocabulary": _vocabulary(file),
         "rope": _rope_of(model, _numbers(metadata, _ROPE)),
@@ -296,11 +300,11 @@ def _windows(model: _Model | None) -> dict[int, int]:
     return dict(Counter(window for window in windows if window))
 
 
-def _active_parameters(file: Checkpoint) -> int:
+def _active_parameters(metadata: Mapping[str, Any], read: Sequence[TensorInfo]) -> int:
     """Those that one token is multiplied with: of the experts only the chosen ones."""
-    architecture = file.metadata["general.architecture"]
-    count, used = (file.metadata.get(f"{architecture}.expert_{key}") or 1 for key in ("count", "used_count"))
-    sizes = ((name, math.prod(tensor.shape)) for name, tensor in file.tensors.items())
+    architecture = metadata["general.architecture"]
+    count, used = (metadata.get(f"{architecture}.expert_{key}") or 1 for key in ("count", "used_count"))
+    sizes = ((tensor.name, math.prod(tensor.shape)) for tensor in read)
     return sum(size // count * used if "_exps." in name else size for name, size in sizes)
 
 
@@ -346,13 +350,13 @@ def _types(file: Checkpoint) -> dict[str, dict[str, Any]]:
     return types
 
 
-def _gpu_bytes(file: Checkpoint) -> int | None:
-    """Bytes of all weights as they lie on a GPU; None where there are none, or of types without a format."""
+def _gpu_bytes(read: Sequence[TensorInfo]) -> int | None:
+    """Bytes of weights as they lie on a GPU; None where there are none, or of types without a format."""
     from ..formats.weight_formats import WEIGHT_FORMATS
     from ..kernels.linear.packed import layout
 
     total = 0
-    for tensor in file.tensors.values():
+    for tensor in read:
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
         elif len(tensor.shape) in (2, 3) and tensor.kind in WEIGHT_FORMATS:
@@ -412,6 +416,8 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         shared = f", and one of width {_shown(experts['shared_ffn'])} for all" if experts["shared_ffn"] else ""
         width = f" of width {_shown(experts['ffn'])}"
         lines.append(("experts", f"{experts['count']}{width}, {experts['used']} for a token{shared}"))
+    if facts["predictors"]:
+        lines.append(("left aside", f"{facts['predictors']} layers that predict further tokens"))
     for name in ("context", "layers", "hidden"):
         lines.append((name, _shown(facts[name])))
     if facts["heads"] is not None:

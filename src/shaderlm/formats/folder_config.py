@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .folder_models import MODEL_TYPES, ModelType
+from .folder_models import MODEL_TYPES, ModelType, one_of
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -64,7 +64,7 @@ class FolderConfig:
         for key, names in self.row.gguf_keys().items():
             if key in self.row.keys and self._unread.get(key, 0) is None and self.row.defaults.get(key) is not None:
                 continue  # switched off by null where GGUF has no "off": it stays, and is refused
-            value = self.take(key)
+            value = one_of(self.take(key))
             for name in names if value is not None else ():
                 self.set(name, value)
         heads, hidden = (_whole(key, self.get(key)) for key in ("attention.head_count", "embedding_length"))
@@ -178,7 +178,10 @@ def _rope(config: FolderConfig) -> None:
         if config.get("rope.freq_base_swa") not in (None, local_theta):
             raise ModelError("config.json: rope_local_base_freq and rope_parameters differ")
         config.set("rope.freq_base_swa", _number("rope_local_base_freq", local_theta))
+    rotary_dim = config.take("rotary_dim")
     usual = config.take("partial_rotary_factor", 1)
+    if rotary_dim is not None:
+        usual = _whole("rotary_dim", rotary_dim) / config.head_width
     part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", usual))
     if part > 1:
         raise ModelError(f"config.json: partial_rotary_factor must be a number from 0 to 1, it is {part:g}")

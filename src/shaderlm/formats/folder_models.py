@@ -117,6 +117,16 @@ _QWEN_EXPERT_KEYS: Mapping[str, tuple[str, ...]] = {
     "moe_intermediate_size": ("expert_feed_forward_length",),
     "shared_expert_intermediate_size": ("expert_shared_feed_forward_length",),
 }
+# Of models whose shared network is a number of experts wide.
+_SHARED_EXPERTS: Mapping[str, str] = {
+    **_QWEN_EXPERTS,
+    "mlp.exp_probs_b": "exp_probs_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+_SELECTION_BIAS = ((r"\.(gate|moe_statics)\.e_score_correction_bias$", ".exp_probs_b.bias"),)
+_PREDICTS = "predicts further tokens, and is left aside"
 _TANH = "gelu_pytorch_tanh"
 _GELU: Mapping[str, tuple[Any, ...]] = {"hidden_act": (_TANH, None), "hidden_activation": (_TANH, None)}
 _CAPS: Mapping[str, tuple[str, ...]] = {
@@ -129,6 +139,12 @@ _MULTIPLIERS: Mapping[str, tuple[str, ...]] = {
     "attention_multiplier": ("attention.scale",),
     "logits_scaling": ("logit_scale",),
 }
+
+
+def one_of(value: Any) -> Any:
+    """Of a list with the same entry for every layer: this entry."""
+    alike = isinstance(value, list) and value and all(each == value[0] for each in value)
+    return value[0] if alike else value
 
 
 class TensorSplit(NamedTuple):
@@ -194,6 +210,7 @@ class ModelType:
     def is_harmless(self, key: str, value: Any) -> bool:
         """Does this entry of config.json change nothing? Null is "not set" for a key that no table has."""
         values = self.neutral_values().get(key)
+        value = one_of(value)
         unset = value is None and values is None and key not in self.gguf_keys()
         return key in HARMLESS or key in self.harmless or unset or any(value == each for each in values or ())
 
@@ -301,6 +318,22 @@ _HUNYUAN_TOKENS = (
     "text_start_id",
     "text_end_id",
 )
+_HUNYUAN_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "use_cla": (False,),
+    "add_classification_head": (False,),
+    "norm_type": ("rms",),
+    "use_rotary_pos_emb": (True,),
+}
+_HUNYUAN_HARMLESS: Mapping[str, str] = {
+    **dict.fromkeys(("eod_token_id", *_HUNYUAN_TOKENS), "the tokenizer has it"),
+    **dict.fromkeys(("class_num", "dense_list", "pool_type"), "of a head that classifies"),
+    **dict.fromkeys(("attention_head_dim", "org_vocab_size"), "tensors say it"),
+    "cla_share_factor": "of use_cla, which is off",
+}
+_HUNYUAN_NORMS: Mapping[str, str] = {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+}
 _GRANITEMOE = ModelType(
     "granitemoe",
     pairs=True,
@@ -563,21 +596,139 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     ),
     "hunyuan_v1_dense": ModelType(
         "hunyuan-dense",
+        neutral=_HUNYUAN_NEUTRAL,
+        harmless=_HUNYUAN_HARMLESS,
+        layer=_HUNYUAN_NORMS,
+    ),
+    "hunyuan_v1_moe": ModelType(
+        "hunyuan-moe",
+        keys={
+            "intermediate_size": (
+                *("feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length"),
+            ),
+            "moe_intermediate_size": ("expert_feed_forward_length",),
+            "num_experts": ("expert_count",),
+            "moe_topk": ("expert_used_count",),
+            "num_shared_expert": ("expert_shared_count",),
+        },
+        defaults={"num_experts": 1, "moe_topk": 1},
         neutral={
-            "use_cla": (False,),
-            "add_classification_head": (False,),
-            "norm_type": ("rms",),
-            "use_rotary_pos_emb": (True,),
+            **_HUNYUAN_NEUTRAL,
+            "use_mixed_mlp_moe": (True,),
+            "moe_layer_num_skipped": (0,),
+            "norm_topk_prob": (True,),
         },
         harmless={
-            **dict.fromkeys(("eod_token_id", *_HUNYUAN_TOKENS), "the tokenizer has it"),
-            **dict.fromkeys(("class_num", "dense_list", "pool_type"), "of a head that classifies"),
-            **dict.fromkeys(("attention_head_dim", "org_vocab_size"), "tensors say it"),
-            "cla_share_factor": "of use_cla, which is off",
+            **_HUNYUAN_HARMLESS,
+            **dict.fromkeys(("moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor"), "for training"),
+            **dict.fromkeys(
+                ("group_limited_greedy", "n_group", "topk_group", "routed_scaling_factor"), "nobody reads it"
+            ),
         },
-        layer={"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
+        layer={
+            **_HUNYUAN_NORMS,
+            **_QWEN_EXPERTS,
+            "mlp.gate.wg": "ffn_gate_inp",
+            "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+            "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+            "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+        },
     ),
     "ernie4_5": ModelType("ernie4_5", theta=500000.0, defaults={"head_dim": 128}),
+    "ernie4_5_moe": ModelType(
+        "ernie4_5-moe",
+        theta=500000.0,
+        keys={
+            "moe_num_experts": ("expert_count",),
+            "moe_k": ("expert_used_count",),
+            "moe_intermediate_size": ("expert_feed_forward_length",),
+            "moe_num_shared_experts": ("expert_shared_count",),
+            "moe_layer_start_index": ("leading_dense_block_count",),
+            "moe_layer_interval": ("interleave_moe_layer_step",),
+        },
+        defaults={
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_intermediate_size": 1536,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 1,
+        },
+        harmless={
+            "moe_layer_end_index": "tensors say it",
+            "moe_norm_min": "a sum of softmax values is never as small",
+            **dict.fromkeys(("moe_capacity", "moe_gate", "moe_aux_loss_lambda"), "for training"),
+            "num_nextn_predict_layers": _PREDICTS,
+        },
+        layer=_SHARED_EXPERTS,
+        renames=_SELECTION_BIAS,
+        ignored=r"model\.mtp_",
+    ),
+    "glm4_moe": ModelType(
+        "glm4moe",
+        defaults={
+            "partial_rotary_factor": 0.5,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.0,
+        },
+        keys={
+            "n_routed_experts": ("expert_count",),
+            "num_experts_per_tok": ("expert_used_count",),
+            "moe_intermediate_size": ("expert_feed_forward_length",),
+            "n_shared_experts": ("expert_shared_count",),
+            "first_k_dense_replace": ("leading_dense_block_count",),
+            "routed_scaling_factor": ("expert_weights_scale",),
+        },
+        neutral={"norm_topk_prob": (True,), "n_group": (1,), "topk_group": (1,)},
+        harmless=dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), _PREDICTS),
+        layer={
+            **_SHARED_EXPERTS,
+            "post_attention_layernorm": "post_attention_norm",
+            "eh_proj": "nextn.eh_proj",
+            "enorm": "nextn.enorm",
+            "hnorm": "nextn.hnorm",
+            "embed_tokens": "nextn.embed_tokens",
+            "shared_head.head": "nextn.shared_head_head",
+            "shared_head.norm": "nextn.shared_head_norm",
+        },
+        renames=_SELECTION_BIAS,
+    ),
+    "minimax_m2": ModelType(
+        "minimax-m2",
+        theta=5e6,
+        keys={
+            **_EXPERT_KEYS,
+            "intermediate_size": ("feed_forward_length", "expert_feed_forward_length"),
+        },
+        defaults={"head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8, "partial_rotary_factor": 1.0},
+        neutral={
+            "attn_type_list": (1,),
+            "scoring_func": ("sigmoid",),
+            "use_routing_bias": (True,),
+            "qk_norm_type": ("per_layer",),
+            "shared_intermediate_size": (0,),
+        },
+        harmless={
+            **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers"), _PREDICTS),
+            **dict.fromkeys(
+                (
+                    *(
+                        f"layernorm_{part}_{factor}"
+                        for part in ("full_attention", "linear_attention", "mlp")
+                        for factor in ("alpha", "beta")
+                    ),
+                    *("mlp_intermediate_size", "shared_moe_mode"),
+                ),
+                "of an earlier model; nobody reads it",
+            ),
+        },
+        layer={**_MIXTRAL_EXPERTS, "block_sparse_moe.exp_probs_b": "exp_probs_b"},
+        renames=((r"\.block_sparse_moe\.e_score_correction_bias$", ".block_sparse_moe.exp_probs_b.bias"),),
+    ),
     "glm": ModelType(
         "chatglm", defaults={"head_dim": 128, "partial_rotary_factor": 0.5}, layer={"mlp.gate_up_proj": "ffn_up"}
     ),

@@ -29,6 +29,7 @@ from .config import (
 )
 from .experts import add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
+from .predictors import without_predictors
 from .rope import read_rope
 
 OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
@@ -50,7 +51,8 @@ class Architecture:
 
     name: str
     interleaved: bool = False  # how rope pairs the values of a head
-    head_norms: bool = False  # every head of q and k is normalised before it is rotated: attn_q_norm, attn_k_norm
+    # Every head of q and k is normalised before it is rotated: attn_q_norm, attn_k_norm. Optional: where files say so.
+    head_norms: bool | Literal["optional"] = False
     rope_first: bool = False  # it is rotated before it is normalised
     row_norms: bool = False  # so are all heads of q, and of k, as one vector
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
@@ -73,6 +75,7 @@ class Architecture:
         meta = Metadata(metadata, self.name)
         config = self._config(meta, shapes, formats)
         check_keys(meta, config)
+        shapes = config.shapes
         tensors = self._tensors(config)
         factors = {name for rope in config.ropes.values() for name in (rope.factors, rope.long_factors) if name}
         check_tensors(self.name, shapes, {*tensors, *factors})
@@ -96,7 +99,14 @@ class Architecture:
         """
         return _Build(self, config, rows, batch=False).head(tokens, logits)
 
+    def normalises_heads(self, config: Config) -> bool:
+        """Does this checkpoint normalise heads of q and k?"""
+        return self.head_norms is True or (
+            self.head_norms == "optional" and "blk.0.attn_q_norm.weight" in config.shapes
+        )
+
     def _config(self, meta: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
+        layers, shapes, predictors = without_predictors(meta, shapes)
         hidden = meta.whole("embedding_length")
         heads = meta.whole("attention.head_count", maximum=4096)
         kv_heads = meta.whole("attention.head_count_kv", heads, maximum=4096)
@@ -120,7 +130,7 @@ class Architecture:
             rope = read_rope(meta, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
         config = Config(
             architecture=self.name,
-            layers=meta.whole("block_count", maximum=1024),
+            layers=layers,
             hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
@@ -134,6 +144,7 @@ class Architecture:
             shapes=shapes,
             experts=read_experts(self.mixture, meta) if self.mixture else None,
             ffn_input=self.ffn_input,
+            predictors=predictors,
         )
         config = self.finalize_config(meta, config)
         return with_dense_layers(meta, config) if config.experts else config
@@ -173,7 +184,7 @@ class Architecture:
         """The norms of a layer, with their widths."""
         before = ("attn_norm",) if config.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
         norms = dict.fromkeys(before if self.norms_before else (), config.hidden)
-        if self.head_norms:
+        if self.normalises_heads(config):
             norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_width)
         if self.row_norms:
             norms |= {
@@ -237,6 +248,7 @@ class _Build:
     def __init__(self, architecture: Architecture, config: Config, tokens: int, *, batch: bool) -> None:
         self.architecture, self.config, self.tokens, self.b = architecture, config, tokens, Builder()
         self.batch = {"batch": "batch"} if batch else {}
+        self.head_norms = architecture.normalises_heads(config)
 
     def _stored(self, name: str, *shape: int) -> str:
         """A tensor of the checkpoint, all of it."""
@@ -385,12 +397,12 @@ class _Build:
         Norms of q and k come in between: there the order stays.
         """
         rope = self.config.ropes.get(table or "")
-        has_norms = self.architecture.head_norms or self.architecture.row_norms
+        has_norms = self.head_norms or self.architecture.row_norms
         return rope is not None and not (rope.interleaved or has_norms)
 
     def _projected(self, layer: str, x: str, table: str | None) -> tuple[str, str, str]:
         """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
-        tokens, width, by_heads = self.tokens, self.config.head_width, self.architecture.head_norms
+        tokens, width, by_heads = self.tokens, self.config.head_width, self.head_norms
         queries, keys = (tokens, self.config.heads, width), (tokens, self.config.kv_heads, width)
         rotary = self.config.ropes[table].rotary if table and self._makes_pairs(table) else 0
         q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
@@ -403,18 +415,18 @@ class _Build:
 
     def _normed_and_rotated(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
         """q and k after norms of heads and rope, where there are such."""
-        config, architecture = self.config, self.architecture
+        config, first = self.config, self.architecture.rope_first
 
         def norms(q: str, k: str) -> tuple[str, str]:
             q = self._norm(layer, f"{layer}.attn_q_norm", q, (self.tokens, config.heads, config.head_width))
             return q, self._norm(layer, f"{layer}.attn_k_norm", k, (self.tokens, config.kv_heads, config.head_width))
 
-        if architecture.head_norms and not architecture.rope_first:
+        if self.head_norms and not first:
             q, k = norms(q, k)
         if table in config.ropes:
             q = self._rotated(layer, "attn_q", q, config.heads, table)
             k = self._rotated(layer, "attn_k", k, config.kv_heads, table)
-        return norms(q, k) if architecture.head_norms and architecture.rope_first else (q, k)
+        return norms(q, k) if self.head_norms and first else (q, k)
 
     def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         config = self.config

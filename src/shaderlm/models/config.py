@@ -70,8 +70,9 @@ class Mixture:
 
     `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
     have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by the
-    sigmoid of a dot product, or optional, without a gate, in files that say how wide it is. `gating` is that of the op
-    route_experts, `activation` the op of gate and up.
+    sigmoid of a dot product, or optional, without a gate, in files that say how wide it is, or as wide as how many
+    experts. `gating` is that of the op route_experts, `activation` the op of gate and up. `selection_bias`: layers
+    have a bias, exp_probs_b, that counts when experts are chosen, and not in their factors. Optional: all or none.
     """
 
     always: bool = True
@@ -80,19 +81,22 @@ class Mixture:
     shared: Literal["none", "gated", "optional"] = "none"
     gating: str = "softmax"
     activation: str = "silu_mul"
+    selection_bias: Literal["none", "always", "optional"] = "none"
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
 
-    `shared` is the width of a network that all rows pass through; 0 where there is none.
+    `shared` is the width of a network that all rows pass through; 0 where there is none. `scale`: the factors of the
+    chosen experts are multiplied by it.
     """
 
     count: int
     used: int
     ffn: int
     shared: int
+    scale: float
     mixture: Mixture
 
 
@@ -119,6 +123,7 @@ class Config:
     experts: Experts | None = None
     ffn_input: FfnInput = "sum"
     activation: str = ""  # an op, where it is not that of the architecture
+    predictors: int = 0  # layers of the file that predict further tokens, and are left aside
 
     @property
     def ropes(self) -> dict[str, Rope]:

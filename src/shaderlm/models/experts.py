@@ -9,7 +9,8 @@ from ..errors import ModelError
 from ..graph.graph import Builder
 from .config import Config, Experts, Layer, Metadata, Mixture
 
-_SHARED_WIDTH = "expert_shared_feed_forward_length"
+_SHARED_WIDTH, _SHARED_COUNT = "expert_shared_feed_forward_length", "expert_shared_count"
+_SELECTION_BIAS = "exp_probs_b.bias"
 
 
 def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
@@ -22,29 +23,51 @@ def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
         raise ModelError(f"{meta.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
     whole = meta.whole("feed_forward_length")
     ffn = meta.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
-    shared = 0
-    if mixture.shared == "gated" or (mixture.shared == "optional" and meta.get(_SHARED_WIDTH)):
-        shared = meta.whole(_SHARED_WIDTH, whole)
-    return Experts(count, used, ffn, shared, mixture)
+    scale = meta.number("expert_weights_scale") if meta.get("expert_weights_scale") else 1.0
+    return Experts(count, used, ffn, _shared_width(mixture, meta, whole, ffn), scale, mixture)
+
+
+def _shared_width(mixture: Mixture, meta: Metadata, whole: int, ffn: int) -> int:
+    """That of the network for all rows. Files may say how many experts it is as wide as, or both."""
+    if mixture.shared == "gated":
+        return meta.whole(_SHARED_WIDTH, whole)
+    if mixture.shared == "none":
+        return 0
+    by_count = ffn * meta.whole(_SHARED_COUNT, maximum=4096) if meta.get(_SHARED_COUNT) else 0
+    width = meta.whole(_SHARED_WIDTH) if meta.get(_SHARED_WIDTH) else by_count
+    if by_count and width != by_count:
+        raise meta.wrong(_SHARED_WIDTH, f"{by_count}, by {_SHARED_COUNT}", width)
+    return width
 
 
 # No key of GGUF, whose readers know by the architecture which layers have experts: of folders, a truth value for each.
 _LAYERS = "config.layers_with_experts"
+_DENSE_FIRST, _EVERY = "leading_dense_block_count", "interleave_moe_layer_step"
 
 
 def with_dense_layers(meta: Metadata, config: Config) -> Config:
-    """Layers that have the tensors of a network without experts, and no router, do without experts."""
-    experts = tuple(
+    """Layers may do without experts: by keys, or where they have the tensors of such a network, and no router."""
+    experts = _by_keys(meta, config.layers) or [
         f"blk.{i}.ffn_gate_inp.weight" in config.shapes or f"blk.{i}.ffn_up.weight" not in config.shapes
         for i in range(config.layers)
-    )
-    folder_says = meta.get(_LAYERS, list(experts))
-    if folder_says != list(experts):
-        raise meta.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", folder_says)
+    ]
+    folder_says = meta.get(_LAYERS, experts)
+    if folder_says != experts:
+        raise meta.wrong(_LAYERS, f"{experts}, by the tensors of the layers", folder_says)
     if all(experts):
         return config
     layers = config.per_layer or (Layer(),) * config.layers
     return replace(config, per_layer=tuple(replace(layers[i], experts=each) for i, each in enumerate(experts)))
+
+
+def _by_keys(meta: Metadata, layers: int) -> list[bool] | None:
+    """Which layers have experts, where the file says how many without come first, or that every so many has some."""
+    first, step = (meta.get(key) for key in (_DENSE_FIRST, _EVERY))
+    if first is None and step is None:
+        return None
+    first = meta.whole(_DENSE_FIRST) if first else 0
+    step = meta.whole(_EVERY) if step else 1
+    return [i >= first and (i + 1) % step == 0 for i in range(layers)]
 
 
 def expert_matrices(config: Config, experts: Experts) -> dict[str, tuple[int, int]]:
@@ -66,7 +89,14 @@ def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collect
             tensors[f"{layer}.{name}.bias"] = shape[:2]
     if experts.mixture.shared == "gated":
         tensors[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
+    if _has_selection_bias(config, experts):
+        tensors[f"{layer}.{_SELECTION_BIAS}"] = (experts.count,)
     return tensors
+
+
+def _has_selection_bias(config: Config, experts: Experts) -> bool:
+    how = experts.mixture.selection_bias
+    return how == "always" or (how == "optional" and any(name.endswith(_SELECTION_BIAS) for name in config.shapes))
 
 
 def add_experts(
@@ -77,8 +107,12 @@ def add_experts(
     ids = b.tensor(f"{layer}.expert_ids", tokens, used, format="u32")
     factors = b.tensor(f"{layer}.expert_factors", tokens, used)
     sizes = {"tokens": tokens, "experts": experts.count, "used": used, "batched": bool(batch)}
-    how = {"gating": experts.mixture.gating, "normalise": experts.mixture.normalise, "scale": 1.0}
-    b.add("route_experts", sizes | how, {"logits": logits, **batch}, layer, ids=ids, factors=factors)
+    bias = f"{layer}.{_SELECTION_BIAS}" if _has_selection_bias(config, experts) else None
+    if bias:
+        b.tensor(bias, experts.count, role="weight", format=config.formats[bias])
+    how = {"gating": experts.mixture.gating, "normalise": experts.mixture.normalise, "scale": experts.scale}
+    inputs = {"logits": logits, "bias": bias, **batch}
+    b.add("route_experts", sizes | how | {"bias": bool(bias)}, inputs, layer, ids=ids, factors=factors)
 
     def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
         weight, bias = f"{layer}.{name}.weight", f"{layer}.{name}.bias"
@@ -98,5 +132,4 @@ def add_experts(
     gated = b.tensor(f"{layer}.gated_exps", *wide)
     dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
     b.add(experts.mixture.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
-    inputs = {"x": gated, "factors": factors}
-    return product("ffn_down_exps", inputs, (tokens, config.hidden), experts.ffn, "sum")
+    return product("ffn_down_exps", {"x": gated, "factors": factors}, (tokens, config.hidden), experts.ffn, "sum")

@@ -33,10 +33,13 @@ def _one(value: Any, config: Config) -> bool:
     return not isinstance(value, bool) and value in (0, 1)
 
 
-def _softmax(value: Any, config: Config) -> bool:
-    """1 says softmax. Files write 0 for "not set"."""
-    is_softmax = config.experts is not None and config.experts.mixture.gating == "softmax"
-    return value == 0 or (value == 1 and not isinstance(value, bool) and is_softmax)
+_GATINGS: Mapping[str, int] = {"softmax": 1, "sigmoid": 2, "softmax_used": 3}
+
+
+def _gating(value: Any, config: Config) -> bool:
+    """The function by which the architecture chooses experts. Files write 0 for "not set"."""
+    expected = _GATINGS[config.experts.mixture.gating] if config.experts is not None else 0
+    return value in (0, expected) and not isinstance(value, bool)
 
 
 class Refused(NamedTuple):
@@ -105,14 +108,16 @@ REFUSED: Mapping[str, Refused] = {
     **_group(
         _EXPERTS,
         "expert_",
-        "count used_count shared_count group_count group_used_count feed_forward_length shared_feed_forward_length "
-        "chunk_feed_forward_length weights_scale group_scale",
+        "count used_count shared_count feed_forward_length shared_feed_forward_length chunk_feed_forward_length "
+        "weights_scale group_scale",
     ),
+    "expert_group_count": Refused("experts are chosen in groups", _one),
+    "expert_group_used_count": Refused("experts are chosen in groups", _one),
     "expert_weights_norm": Refused(
         "it says whether the factors of the chosen experts add up to 1",
         lambda value, config: value is (config.experts is not None and config.experts.mixture.normalise),
     ),
-    "expert_gating_func": Refused("experts are chosen by another function", _softmax),
+    "expert_gating_func": Refused("experts are chosen by another function", _gating),
     **_group(
         _EXPERTS,
         "",
@@ -120,7 +125,6 @@ REFUSED: Mapping[str, Refused] = {
     ),
     # Layers
     "use_parallel_residual": Refused("attention and feed-forward network read the same input"),
-    "nextn_predict_layers": Refused("the last layers predict further tokens"),
     "n_deepstack_layers": Refused(_IMAGES),
     "swin_norm": Refused("norms come after the layers"),
     "rescale_every_n_layers": Refused("activations are halved every few layers"),

@@ -156,6 +156,8 @@ _ROWS = (
     ),
     # ERNIE 4.5, the dense ones: as llama.
     Architecture("ernie4_5", interleaved=True),
+    # ERNIE 4.5 with experts: as ernie4_5. The first layers have none, and a network for all rows is beside the others.
+    Architecture("ernie4_5-moe", interleaved=True, mixture=Mixture(shared="optional", selection_bias="optional")),
     # EXAONE 3 and 3.5: as llama, and rope pairs the halves of a head.
     Architecture("exaone"),
     # EXAONE 4: norms of heads, and norms only after attention and feed-forward network. The largest has a window in
@@ -185,6 +187,14 @@ _ROWS = (
     Architecture("gemma3", head_norms=True, norms_after=True, activation="gelu_mul", finalize_config=_gemma3),
     # GLM-4-0414: norms before and after, half of a head rotated in neighbouring pairs.
     Architecture("glm4", interleaved=True, norms_after=True, packed_tensors=GATE_UP),
+    # GLM-4.5, 4.6 and 4.7: half of a head is rotated, the largest normalise heads. Files call the norm before the
+    # feed-forward network by the name of the one after attention.
+    Architecture(
+        "glm4moe",
+        ffn_norm="post_attention_norm",
+        head_norms="optional",
+        mixture=Mixture(gating="sigmoid", shared="optional", selection_bias="always"),
+    ),
     # gpt-oss: attention sinks, a window in every second layer, experts with biases and a clamped gate. Its files call
     # the norm before the feed-forward network by the name of the one after attention.
     Architecture(
@@ -217,6 +227,8 @@ _ROWS = (
     ),
     # Hunyuan, the dense ones of 2025: heads of queries and keys are rotated, then normalised.
     Architecture("hunyuan-dense", head_norms=True, rope_first=True),
+    # Hunyuan-A13B: the same with experts, and a network for all rows beside them.
+    Architecture("hunyuan-moe", head_norms=True, rope_first=True, mixture=Mixture(shared="optional")),
     # InternLM2 and 2.5: as llama.
     Architecture("internlm2", interleaved=True),
     # Llama 1 to 3.x, Mistral, Mixtral, SmolLM2: rope pairs neighbours, as GGUF stores these models. Mistral 7B v0.1 has
@@ -224,6 +236,8 @@ _ROWS = (
     Architecture("llama", interleaved=True, mixture=Mixture(always=False, own_width=False), finalize_config=all_layers),
     # MiniCPM 1B and 2B: as llama, with factors.
     Architecture("minicpm", interleaved=True, positions="long_rope", finalize_config=_minicpm),
+    # MiniMax-M2: norms of whole rows of q and k, a part of each head is rotated, and experts chosen by sigmoids.
+    Architecture("minimax-m2", row_norms=True, mixture=Mixture(gating="sigmoid", selection_bias="always")),
     # Mistral Small 3.1 on, Ministral 3, Devstral, Magistral: as llama.
     Architecture("mistral3", interleaved=True, finalize_config=_mistral3),
     # Nemotron 3 and 4, Minitron: a part of each head is rotated, squares of positive values, no gate.
