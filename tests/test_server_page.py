@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from shaderlm.engine.sampling import RANGES
+from shaderlm.engine.sampling import RANGES, WHOLE_RANGES
 from shaderlm.errors import DeviceError, QueueFullError
+from shaderlm.graph.sampler_chain import SAMPLERS
 from shaderlm.server.served import ServedModel
 from shaderlm.text import Tokenizer
 
@@ -133,10 +134,14 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 def test_fields_have_the_limits_of_the_server() -> None:
     page = (ASSETS / "index.html").read_text(encoding="utf-8")
     names = {"repetition_penalty": "repeat_penalty"}
-    for name, (low, high, _) in RANGES.items():
+    whole = {name: limits for name, limits in WHOLE_RANGES.items() if name.startswith("dry_")}
+    for name, (low, high, _) in {**RANGES, **whole}.items():
         found = re.search(rf'name="{names.get(name, name)}" type="number" min="([^"]+)" max="([^"]+)"', page)
         assert found, name
         assert (float(found[1]), float(found[2])) == (low, high), name
+    order = re.search(r"const ORDER = (\[.*?\]);", (ASSETS / "settings_check.js").read_text(encoding="utf-8"))
+    assert order
+    assert json.loads(order[1]) == list(SAMPLERS)
 
 
 # In the browser ------------------------------------------------------------------------------------------
@@ -149,24 +154,28 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
+def open_new(browser: Browser, url: str, conversations: Sequence[dict[str, Any]] = (), **window: Any) -> Browser:
+    """Opens the page in a browser that has never seen it, or that keeps these conversations alone."""
+    browser.open(f"{url}/assets/icon.svg")
+    browser.call("Storage.clearDataForOrigin", origin=url, storageTypes="all")
+    for each in conversations:
+        browser.run(f"localStorage.setItem('shaderlm.chat.{each['id']}', {json.dumps(json.dumps(each))})")
+    browser.run("sessionStorage.clear()")
+    browser.open(f"{url}/", **window)
+    return browser
+
+
 Show = Callable[..., Browser]
 
 
 @pytest.fixture
 def show(chromium: Browser, server: Running, speaker: Speaker) -> Iterator[Show]:
-    """Opens the page in a browser that has never seen it."""
+    """See open_new."""
     speaker.seconds = 0.0
     speaker.prompts.clear()
 
     def opened(url: str | None = None, conversations: Sequence[dict[str, Any]] = (), **window: Any) -> Browser:
-        url = url or server.url
-        chromium.open(f"{url}/assets/icon.svg")
-        chromium.call("Storage.clearDataForOrigin", origin=url, storageTypes="all")
-        for each in conversations:
-            chromium.run(f"localStorage.setItem('shaderlm.chat.{each['id']}', {json.dumps(json.dumps(each))})")
-        chromium.run("sessionStorage.clear()")
-        chromium.open(f"{url}/", **window)
-        return chromium
+        return open_new(chromium, url or server.url, conversations, **window)
 
     yield opened
     speaker.seconds = 0.0
@@ -311,13 +320,6 @@ def test_conversations_are_there_after_a_reload(show: Show, speaker: Speaker) ->
     assert texts(browser, "#list .chat[aria-current]") == ["second question"]
     click(browser, "first question")
     assert texts(browser, "article.user .text") == ["first question"]
-    click(browser, "Delete: first question")
-    click(browser, "Cancel")
-    assert len(texts(browser, "#list .chat")) == 2
-    click(browser, "Delete: first question")
-    click(browser, "Delete")
-    browser.until("document.querySelectorAll('#list .chat').length === 1")
-    assert texts(browser, "article") == []
     assert browser.complaints() == []
 
 
@@ -389,6 +391,8 @@ def test_settings_are_sent_and_kept(
         "max_tokens": "9",
         "seed": "7",
         "dry_multiplier": "0.8",
+        "dry_sequence_breakers": "\\n\n:",
+        "samplers": "dry, top_k temperature",
         "stop": "a\nb",
     }
     for name, value in values.items():
@@ -399,7 +403,8 @@ def test_settings_are_sent_and_kept(
     assert "Ended at the limit of tokens, which is in the settings." in texts(browser, ".figures")[-1]
     found = asked[1]
     assert (found.sampling.temperature, found.sampling.top_p, found.sampling.seed) == (0, 0.5, 7)
-    assert found.sampling.dry_multiplier == 0.8
+    assert (found.sampling.dry_multiplier, found.sampling.dry_sequence_breakers) == (0.8, ("\n", ":"))
+    assert found.sampling.samplers == ("dry", "top_k", "temperature")
     assert (found.max_tokens, tuple(found.stop)) == (9, ("a", "b"))
     assert "system\nYou are an owl." in speaker.prompts[-1]
     browser.reload()
@@ -418,6 +423,13 @@ def test_settings_are_sent_and_kept(
     browser.run("document.querySelector('[name=typical_p]').value = 2")
     click(browser, "Apply")
     assert browser.run("document.querySelector('#samplers-part').open"), "what is wrong is seen"
+    browser.run(
+        "document.querySelector('[name=typical_p]').value = ''; document.querySelector('[name=samplers]').focus()"
+    )
+    assert browser.run("document.activeElement.placeholder").startswith("penalties dry temperature"), "the server's own"
+    browser.type("top_k heat")
+    click(browser, "Apply")
+    assert browser.run("document.activeElement.validationMessage").startswith("There is no sampler heat. Give some of")
 
 
 @pytest.mark.browser
@@ -767,12 +779,28 @@ def test_all_of_it_by_keyboard(show: Show) -> None:
     tab_to("a", back=True)
     browser.press("Enter", 13)
     assert len(texts(browser, "article")) == 2
-    tab_to("Delete: a", back=True)
+    tab_to("More: a", back=True)
     browser.press("Enter", 13)
-    browser.until("document.querySelector('#delete-dialog').open")
+    browser.until("document.querySelector('#chat-dialog').open")
+    assert browser.run("document.activeElement.id") == "chat-name"
+    browser.type("Letters")
+    browser.press("Enter", 13)
+    browser.until("!document.querySelector('#chat-dialog').open")
+    tab_to("More: Letters", back=True)
+    browser.press("Enter", 13)
     tab_to("Delete")
     browser.press("Enter", 13)
     browser.until("document.querySelectorAll('#list .chat').length === 0")
+    assert browser.run("document.activeElement.textContent") == "Undo"
+    browser.press("Enter", 13)
+    browser.until("document.querySelectorAll('#list .chat').length === 1")
+    assert texts(browser, "article.user .text") == ["a\nb c"]
+    assert browser.run("document.activeElement.matches('.chat')")
+    tab_to("Search conversations", back=True)
+    browser.type("nothing")
+    assert texts(browser, "#list .chat") == []
+    browser.press("Escape", 27)
+    assert texts(browser, "#list .chat") == ["Letters"]
     assert browser.complaints() == []
 
 
@@ -866,12 +894,12 @@ TITLED = {
 
 @pytest.mark.browser
 def test_a_title_takes_the_room_that_there_is(show: Show) -> None:
-    """Two lines, beside the button that deletes."""
+    """Two lines, beside the button for more."""
     title = str(TITLED["messages"][0]["content"])  # type: ignore[index]
     measured = """(() => {
-        const [text, drop] = ['.chat span', '.drop'].map(name => document.querySelector(`#list ${name}`));
+        const [text, more] = ['.title', '.more'].map(name => document.querySelector(`#list ${name}`));
         const lines = Math.round(text.clientHeight / parseFloat(getComputedStyle(text).lineHeight));
-        const right = text.getBoundingClientRect().right - drop.getBoundingClientRect().left;
+        const right = text.getBoundingClientRect().right - more.getBoundingClientRect().left;
         return [text.textContent, text.scrollHeight <= text.clientHeight + 1, lines, right <= 0];
     })()"""
     browser = show(conversations=[TITLED], width=1280)

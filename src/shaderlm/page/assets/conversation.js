@@ -2,6 +2,7 @@
 
 import { copyButton, grow, make, sends } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
+import { markdownOf } from "./texts.js";
 
 const count = (n) => n.toLocaleString("en");
 
@@ -110,11 +111,11 @@ export class ConversationView {
     const isRunning = message === this.running;
     parts.article.classList.toggle("running", isRunning);
     parts.article.setAttribute("aria-busy", String(isRunning));
-    parts.leftOut.hidden = !message.leftOut;
     parts.leftOut.textContent = leftOutText(message);
+    parts.leftOut.hidden = !parts.leftOut.textContent;
     parts.thinking.hidden = !message.thoughts;
     if (message.thoughts) showMarkdown(parts.thoughts, message.thoughts);
-    showMarkdown(parts.body, message.isJson && message.content ? fenced(message.content) : message.content);
+    showMarkdown(parts.body, markdownOf(message));
     parts.figures.textContent = this.#figures(message, isRunning);
     parts.progress.hidden = !isRunning || message.content !== "";
     parts.progress.textContent = message.thoughts ? "Thinking…" : progressText(message.progress);
@@ -122,7 +123,7 @@ export class ConversationView {
   }
 
   #figures(message, isRunning) {
-    const end = isRunning || message.problem ? null : ENDS[message.ended];
+    const end = isRunning || message.problem || !Object.hasOwn(ENDS, message.ended) ? null : ENDS[message.ended];
     return [figuresOf(message.figures), end].filter(Boolean).join(" · ");
   }
 
@@ -142,15 +143,8 @@ export class ConversationView {
   }
 }
 
-// JSON is shown as it is, within a fence that is not in it.
-function fenced(json) {
-  let fence = "```";
-  while (json.includes(fence)) fence += "`";
-  return `${fence}json\n${json}\n${fence}`;
-}
-
 function leftOutText({ leftOut, figures }) {
-  if (!leftOut) return "";
+  if (!leftOut || !figures?.context) return "";
   const turns = leftOut === 1 ? "turn is" : `${count(leftOut)} turns are`;
   return `The context of ${count(figures.context)} tokens is full: the oldest ${turns} left out from here on.`;
 }

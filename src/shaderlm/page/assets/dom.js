@@ -31,6 +31,13 @@ export function announce(text) {
   byId("said").textContent = text;
 }
 
+/** Give people a text as a file. */
+export function download(name, text, type) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser reads it meanwhile
+}
+
 /** A button that copies a text. Browsers without a clipboard (plain HTTP from another machine) get none. */
 export function copyButton(text, label) {
   if (!navigator.clipboard) return null;

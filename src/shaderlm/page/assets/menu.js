@@ -1,12 +1,16 @@
-// The list of conversations: at the side where there is space, over the page where there is not.
+// The list of conversations and the search in it: at the side where there is space, over the page where there is not.
 
-import { byId, make } from "./dom.js";
-import { titleOf } from "./store.js";
+import { startChatDialog } from "./chat_dialog.js";
+import { announce, byId, make } from "./dom.js";
+import { search } from "./search.js";
+import { titleOf } from "./texts.js";
 
-export function startMenu(store, { open, remove }) {
+export function startMenu(store, { open, renamed, remove, restore }) {
   const nav = byId("chats");
   const button = byId("menu");
+  const field = byId("search");
   const isOpen = () => nav.classList.contains("open");
+  let current = null; // the id of the conversation that is shown
 
   function toggle(wanted) {
     nav.classList.toggle("open", wanted);
@@ -22,35 +26,56 @@ export function startMenu(store, { open, remove }) {
     return was;
   }
 
-  const dialog = byId("delete-dialog");
-  let decide = null; // what waits for the dialog
-  dialog.addEventListener("close", () => {
-    if (dialog.open) return; // the event of an earlier time: it comes late
-    decide?.(dialog.returnValue === "delete");
-    decide = null;
-  });
-
-  function confirmed(conversation) {
-    decide?.(false);
-    byId("delete-name").textContent = titleOf(conversation);
-    dialog.returnValue = "";
-    dialog.showModal();
-    return new Promise((resolve) => { decide = resolve; });
+  // A deleted conversation comes back by a button that stays until the next one is deleted.
+  function removeWithUndo(conversation) {
+    remove(conversation);
+    const undo = make("button", { type: "button", class: "plain", click: () => {
+      byId("deleted").replaceChildren();
+      restore(conversation);
+      byId("list").querySelector("[aria-current]")?.focus();
+      announce("The conversation is back");
+    } }, "Undo");
+    byId("deleted").replaceChildren(make("p", {}, `Deleted: ${titleOf(conversation)}`), undo);
+    undo.focus();
+    announce(`Deleted: ${titleOf(conversation)}`);
   }
 
-  function entry(conversation, current) {
+  const openDialog = startChatDialog({ renamed, remove: removeWithUndo });
+
+  function entry({ conversation, excerpt }) {
     const title = titleOf(conversation);
     const choose = () => { close(); open(conversation); };
-    const drop = async () => { if (await confirmed(conversation)) remove(conversation); };
     const shown = conversation.id === current ? "page" : null;
+    const found = excerpt && make("span", { class: "excerpt" }, excerpt[0], make("mark", {}, excerpt[1]), excerpt[2]);
+    const more = { type: "button", class: "more", "aria-label": `More: ${title}`, "aria-haspopup": "dialog" };
     return make("li", {},
-      make("button", { type: "button", class: "chat", title, "aria-current": shown, click: choose }, make("span", {}, title)),
-      make("button", { type: "button", class: "drop", "aria-label": `Delete: ${title}`, click: drop }, "×"));
+      make("button", { type: "button", class: "chat", title, "aria-current": shown, click: choose },
+        make("span", { class: "title" }, title), found),
+      make("button", { ...more, click: () => openDialog(conversation) }, "⋯"));
+  }
+
+  function show(id = current) {
+    current = id;
+    const all = store.list();
+    const query = field.value.trim();
+    const found = query ? search(all, query) : all.map((conversation) => ({ conversation, excerpt: null }));
+    byId("list").replaceChildren(...found.map(entry));
+    byId("found").textContent = query ? `${found.length} of ${all.length} conversations` : "";
   }
 
   button.addEventListener("click", () => toggle(true));
   byId("shade").addEventListener("click", close);
+  field.addEventListener("input", () => {
+    show();
+    announce(byId("found").textContent);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !field.value) return;
+    event.preventDefault();
+    event.stopPropagation(); // it neither closes the list nor stops an answer
+    field.value = "";
+    show();
+  });
   matchMedia("(min-width: 801px)").addEventListener("change", (event) => { if (event.matches) close(); });
-  const show = (current) => byId("list").replaceChildren(...store.list().map((each) => entry(each, current)));
   return { close, show };
 }

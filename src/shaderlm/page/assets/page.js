@@ -9,6 +9,7 @@ import { source as server } from "./server.js";
 import { openSettings, startSettings, summary } from "./settings.js";
 import { showContext } from "./status.js";
 import { Store } from "./store.js";
+import { startTransfer } from "./transfer.js";
 
 // An export says so in its index.html. Asking for its plan would be an error at every start on a server.
 const source = document.documentElement.dataset.source === "local" ? local : server;
@@ -19,7 +20,7 @@ const NEAR_END = 60; // pixels: who reads the end stays at the end
 const store = new Store((text) => { byId("notice").textContent = text; });
 const running = new Map(); // id of a conversation → its Answer
 const view = new ConversationView(byId("messages"), { edit, regenerate });
-const menu = startMenu(store, { open, remove });
+const menu = startMenu(store, { open, renamed, remove, restore });
 const scroller = byId("scroller");
 let current = null;
 let isLeaving = false; // the browser ends requests of a page that is left: that is no problem to tell
@@ -64,9 +65,18 @@ function startNew() {
 function remove(conversation) {
   running.get(conversation.id)?.stop();
   store.remove(conversation.id);
-  announce("The conversation is deleted");
   if (conversation.id === current.id) startNew();
-  else menu.show(current.id);
+  else menu.show();
+}
+
+function restore(conversation) {
+  store.save(conversation);
+  open(conversation);
+}
+
+function renamed(conversation) {
+  store.save(conversation);
+  menu.show();
 }
 
 // Answers -----------------------------------------------------------------------------------------------------
@@ -92,7 +102,7 @@ async function answerTo(conversation) {
   if (store.get(conversation.id) === conversation) store.save(conversation); // it may be deleted meanwhile
   if (message.problem && (await source.recover(message.problem))) return again(conversation);
   if (conversation === current) ended(message);
-  else menu.show(current.id);
+  else menu.show();
 }
 
 // Draws once a frame at most, and keeps what came once a second.
@@ -189,6 +199,7 @@ function startConversations() {
     store.save(current);
     byId("active").textContent = summary(settings, source.hasSchemas);
   }, source.hasSchemas);
+  startTransfer(store, () => menu.show());
   addEventListener("hashchange", openFromAddress);
   addEventListener("pagehide", () => {
     isLeaving = true;

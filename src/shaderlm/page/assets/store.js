@@ -1,14 +1,25 @@
 // Conversations, kept in this browser: one entry of localStorage for each, so that tabs do not overwrite each other's.
 //
-// A conversation: {id, updated, settings, messages}. A message: {role, content}; an answer also has `thoughts`,
-// `figures` (tokens, rate, first token; tokens in the context, and its size), `ended` (how), the `problem` that ended it,
-// `isJson`, its `model`, the `first` message that the model saw, and how many turns were `leftOut` from there on.
+// A conversation: {id, updated, title, settings, messages}; without a title, its first message names it. A message:
+// {role, content}; an answer also has `thoughts`, `figures` (tokens, rate, first token; tokens in the context, and its
+// size), `ended` (how), the `problem` that ended it, `isJson`, its `model`, the `first` message that the model saw, and
+// how many turns were `leftOut` from there on.
 
 const PREFIX = "shaderlm.chat.";
 
 function storage() {
   try { return globalThis.localStorage; } catch { return null; } // a browser may forbid it
 }
+
+export class StorageFullError extends Error {}
+
+// randomUUID is for secure contexts only.
+const newId = () => [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
+
+const saysTheSame = (a, b) => {
+  const text = ({ title, messages }) => JSON.stringify([title, messages.map(({ role, content }) => [role, content])]);
+  return text(a) === text(b);
+};
 
 export class Store {
   #known = new Map();
@@ -52,29 +63,43 @@ export class Store {
 
   /** A new one. It is kept with its first message. */
   create(settings) {
-    const random = crypto.getRandomValues(new Uint32Array(2)); // randomUUID is for secure contexts only
-    return { id: [...random].map((n) => n.toString(36)).join(""), updated: Date.now(), settings, messages: [] };
+    return { id: newId(), updated: Date.now(), settings, messages: [] };
   }
 
   save(conversation) {
     if (!conversation.messages.length) return;
+    if (!this.#write(conversation)) {
+      this.failed("The browser's space for this page is full. Delete conversations to keep new ones.");
+    }
+  }
+
+  /** False: there is no space to keep it for later. */
+  #write(conversation) {
     this.#known.set(conversation.id, conversation);
     try {
       storage()?.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+      return true;
     } catch {
-      this.failed("The browser's space for this page is full. Delete conversations to keep new ones.");
+      return false;
     }
+  }
+
+  /** Add conversations of a file, all or none; those that are here already are left out. Returns how many are new. */
+  add(conversations) {
+    const added = [];
+    for (const each of conversations) {
+      const known = each.id === null ? null : this.get(each.id);
+      if (known && saysTheSame(known, each)) continue;
+      added.push({ ...each, id: known || each.id === null ? newId() : each.id });
+      if (this.#write(added.at(-1))) continue;
+      for (const { id } of added) this.remove(id);
+      throw new StorageFullError();
+    }
+    return added.length;
   }
 
   remove(id) {
     this.#known.delete(id);
     storage()?.removeItem(PREFIX + id);
   }
-}
-
-/** What a conversation is called: the beginning of its first message. */
-export function titleOf(conversation) {
-  const text = conversation.messages.find((message) => message.role === "user")?.content.trim() ?? "";
-  const line = text.split("\n", 1)[0];
-  return line.length > 60 ? `${line.slice(0, 59)}…` : line || "New chat";
 }
