@@ -18,6 +18,7 @@ from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.server.access import Origins
 from shaderlm.server.app import make_app
 from shaderlm.server.limits import Limits
+from shaderlm.server.models import Models
 from shaderlm.server.request_log import RequestLog
 from shaderlm.server.running import Server, make_server
 from shaderlm.server.served import ServedModel
@@ -54,7 +55,7 @@ def resident_bytes() -> int:
 
 @contextmanager
 def running(
-    load_model: Callable[[], ServedModel] | None,
+    models: Models | Callable[[], ServedModel] | None,
     *,
     keys: Sequence[str] = (),
     origins: Sequence[str] = ("localhost",),
@@ -77,15 +78,16 @@ def running(
         address = found
         ready.set()
 
-    service = Service(load_model, metrics=metrics, slots=slots, limits=limits, pull=pull)
-    service.on_loaded = lambda served: loaded.set()
+    service = Service(models, metrics=metrics, slots=slots, limits=limits, pull=pull)
+    service.models.on_loaded = lambda served: loaded.set()
     app = make_app(service, keys=keys, origins=Origins(origins), host=host, web=web, log=log)
     server = make_server(app, service, host=host, port=port, drain=drain, ready=listening)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
         assert ready.wait(60), "the server does not listen"
-        assert not wait or load_model is None or loaded.wait(60), f"the model is not loaded: {service.failure}"
+        is_one = not isinstance(models, Models) and models is not None
+        assert not wait or not is_one or loaded.wait(60), f"the model is not loaded: {service.models.failure}"
         yield Running(address, service, server, thread)
     finally:
         server.should_exit = True

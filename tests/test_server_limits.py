@@ -694,7 +694,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     with running(broken, wait=False) as server:
         server.thread.join(60)
         assert not server.thread.is_alive()
-        assert isinstance(server.service.failure, ModelError)
+        assert isinstance(server.service.models.failure, ModelError)
 
 
 def test_a_lost_device_is_a_503_and_the_model_comes_back(path: Path) -> None:
@@ -717,7 +717,7 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
         lost = DeviceError("gone")
 
         async def adrain(self, seconds: float) -> bool:
-            service.finished([])
+            service.finished(cast("ServedModel", None), [])
             return False
 
         def close(self) -> None:
@@ -733,11 +733,11 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
 
     async def run() -> None:
         loaded = asyncio.Event()
-        service.on_loaded = lambda served: loaded.set()
+        service.models.on_loaded = lambda served: loaded.set()
         service.start()
         await loaded.wait()
         await service.drain(0.1)
-        assert not service.is_loading
+        assert not service.models.is_loading
         await service.stop()
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ import pytest
 from shaderlm.engine import Handle, load
 from shaderlm.server import llama_server
 from shaderlm.server.errors import ApiError
-from shaderlm.server.metrics import Metrics
+from shaderlm.server.metrics import Metrics, ModelNumbers, metrics_text
 from shaderlm.server.prepare import prepare
 from shaderlm.server.served import ServedModel
 
@@ -216,7 +216,7 @@ def test_speeds_are_of_requests_that_are_over(server: Running) -> None:
         handle.take_token(5, None)
     handle.finish("length")
     metrics.finished(handle)
-    text = metrics.text(served).decode()
+    text = metrics_text([ModelNumbers("tiny", metrics, served.model.engine.stats())]).decode()
     tokens = len(served.model.tokenize("the an")) - 1
     assert f"llamacpp:prompt_tokens_seconds {tokens / 2}\n" in text
     assert "llamacpp:predicted_tokens_seconds 2.0\n" in text

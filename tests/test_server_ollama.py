@@ -63,7 +63,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 
 
 def prepare(served: ServedModel, kind: type[Prepared], **body: Any) -> Prepared:
-    return kind(served, read(served, json.dumps(body).encode(), kind.route.body))
+    return kind(served, read(served.limits, json.dumps(body).encode(), kind.route.body))
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:

@@ -372,9 +372,9 @@ def test_settings_are_sent_and_kept(
     asked: list[Any] = []
     submit = server.service.submit
 
-    def submitted(requests: Sequence[Any]) -> Any:
+    def submitted(served: Any, requests: Sequence[Any]) -> Any:
         asked.extend(requests)
-        return submit(requests)
+        return submit(served, requests)
 
     monkeypatch.setattr(server.service, "submit", submitted)
     browser = show()

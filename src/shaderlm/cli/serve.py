@@ -312,16 +312,16 @@ def serve(
         ssl_cert_file=options["ssl_cert_file"],
         ssl_key_file=options["ssl_key_file"],
     )
-    service.on_loaded = on_loaded
+    service.models.on_loaded = on_loaded
     server.on_drain = lambda requests: _tell_drain(requests, options["drain"])
     try:
         server.run()
     finally:
         log.close()
-    if service.failure is not None:
-        raise service.failure
+    if service.models.failure is not None:
+        raise service.models.failure
     code = 130 if server.interrupted else 0
-    if service.is_loading:
+    if service.models.is_loading:
         leave_line()
         os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
     sys.exit(code)

@@ -23,6 +23,13 @@ class Histogram:
         copied._counts, copied._sum = self._counts.copy(), self._sum
         return copied
 
+    def plus(self, other: Histogram) -> Histogram:
+        """The counts of both, whose bounds are the same."""
+        both = self.copy()
+        both._counts = [a + b for a, b in zip(both._counts, other._counts, strict=True)]
+        both._sum += other._sum
+        return both
+
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Cumulative counts by bound, and the sum of all values."""
         total, cumulative = 0.0, []

@@ -27,14 +27,16 @@ from .embeddings import Embeddings, LlamaEmbeddings
 from .errors import ApiError, api_error
 from .header_case import HeaderCase
 from .infill import Infill
+from .leases import releasing, use_model
 from .limits import Limits
-from .metrics import CONTENT_TYPE
+from .metrics import CONTENT_TYPE, metrics_text
+from .model_routes import check_changeable, load, models, one_model, unload
 from .openapi import document
 from .page import asset
 from .prepare import decode, read
 from .request_log import ROUTE, Logged, RequestLog
 from .responses import Responses, count_tokens
-from .routes import Endpoint, Prepared
+from .routes import Endpoint, Prepared, keep_seconds, model_of
 from .served import ServedModel
 from .service import Service
 from .streaming import respond
@@ -44,8 +46,10 @@ from .types.llama_server import (
     DetokenizeRequest,
     DetokenizeResponse,
     Health,
+    ModelRequest,
     Props,
     Slot,
+    Success,
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
@@ -62,7 +66,7 @@ from .types.ollama import (
     OllamaTags,
     OllamaVersion,
 )
-from .types.openai import ChatRequest, Model, ModelList, ModelMeta
+from .types.openai import ChatRequest, Model, ModelList
 from .types.responses import ResponsesRequest
 from .web import Export
 
@@ -114,11 +118,15 @@ def has_large_body(request: Request) -> bool:
 async def _compute(
     service: Service, request: Request, body_type: Any, compute: Callable[[ServedModel, Any], Value]
 ) -> Value:
-    """What a thread makes of a body. Few large bodies are in memory at the same time."""
-    served = service.served
+    """What a thread makes of a body. Few large bodies are in memory at the same time, while models are loaded, too."""
     async with service.large_bodies if has_large_body(request) else nullcontext():
         raw = await read_body(request, service.limits)
-        return await service.prepare(lambda: compute(served, read(served, raw, body_type)))
+        if service.models.is_pinned:
+            served = service.served
+            return await service.prepare(lambda: compute(served, read(service.limits, raw, body_type)))
+        body = await service.prepare(read, service.limits, raw, body_type)
+        served = await use_model(service, request, model_of(body))
+        return await service.prepare(compute, served, body)
 
 
 def is_quick(body: Any) -> bool:
@@ -134,15 +142,27 @@ def _generating(kind: type[Prepared]) -> Handler:
     async def handler(service: Service, request: Request) -> Response:
         service.check_queue()
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) <= SMALL_BODY_BYTES:
-            served = service.served
-            body = read(served, await read_body(request, service.limits), kind.route.body)
-            prepared = kind(served, body) if is_quick(body) else await service.prepare(kind, served, body)
-        else:
-            prepared = await _compute(service, request, kind.route.body, kind)
+        is_small = length.isdecimal() and int(length) <= SMALL_BODY_BYTES
+        async with service.large_bodies if has_large_body(request) else nullcontext():
+            raw = await read_body(request, service.limits)
+            decoding = service.limits, raw, kind.route.body
+            body = read(*decoding) if is_small else await service.prepare(read, *decoding)
+            if kind.unloads(body):
+                return await _unloaded(service, kind, body)
+            served = await use_model(service, request, body.model, keep_seconds(body))
+            is_now = is_small and is_quick(body)
+            prepared = kind(served, body) if is_now else await service.prepare(kind, served, body)
         return await respond(service, prepared, request)
 
     return handler
+
+
+async def _unloaded(service: Service, kind: type[Prepared], body: Any) -> Response:
+    """Ollama's way to close a model, which is not loaded for that."""
+    model = await service.models.find(body.model)
+    check_changeable(service, model, "keep_alive")
+    service.models.unload(model)
+    return _json(kind.unloaded(model.name))
 
 
 # Routes without a body -----------------------------------------------------------------------------------
@@ -150,41 +170,34 @@ def _generating(kind: type[Prepared]) -> Handler:
 
 async def _health(service: Service, request: Request) -> Response:
     if service.has_model:
-        service.served  # noqa: B018 (a 503 while it is being loaded)
+        service.check_model()
     service.check_ending()
     return _json(Health("ok"))
 
 
-def _model(served: ServedModel) -> Model:
-    report, config = served.model.report, served.model.config
-    sizes = ModelMeta(
-        served.context, report.max_context, config.hidden, report.parameters, config.vocabulary, report.tensor_bytes
-    )
-    names = [*(served.names or (served.name,))]
-    return Model(served.name, "model", served.created, "shaderlm", sizes, names, [*served.tags])
-
-
-async def _models(service: Service, request: Request) -> Response:
-    return _json(ModelList("list", [_model(service.served)]))
-
-
-async def _one_model(service: Service, request: Request) -> Response:
-    service.served.require_name(request.path_params["model"])
-    return _json(_model(service.served))
+async def _asked(service: Service, request: Request) -> ServedModel:
+    """The model of a route without a body."""
+    return await use_model(service, request, request.query_params.get("model"))
 
 
 async def _props(service: Service, request: Request) -> Response:
-    return _json(llama_server.props(service.served, slots=service.has_slots, metrics=service.has_metrics))
+    served = await _asked(service, request)
+    return _json(llama_server.props(served, slots=service.has_slots, metrics=service.has_metrics))
 
 
 async def _tokenizer_info(service: Service, request: Request) -> Response:
-    return _json(llama_server.tokenizer_info(service.served))
+    return _json(llama_server.tokenizer_info(await _asked(service, request)))
 
 
 async def _slots(service: Service, request: Request) -> Response:
     if not service.has_slots:
         raise ApiError(501, "/slots is off; start the server with --slots")
-    slots = llama_server.slots(service.served, request.scope[CLIENT])
+    service.check_model()
+    models, name = service.models.loaded(), request.query_params.get("model")
+    if name is not None:  # of one that is not loaded, there are none
+        models = [each for each in (await service.models.find(name),) if each.served is not None]
+    loaded = [each.served for each in models if each.served is not None]
+    slots = [slot for served in loaded for slot in llama_server.slots(served, request.scope[CLIENT])]
     if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in slots):
         raise ApiError(503, "all slots are busy")
     return _json(slots)
@@ -193,8 +206,9 @@ async def _slots(service: Service, request: Request) -> Response:
 async def _metrics(service: Service, request: Request) -> Response:
     if not service.has_metrics:
         raise ApiError(501, "/metrics is off; start the server with --metrics")
-    headers = {"Process-Start-Time-Unix": str(int(service.metrics.started))}
-    return Response(service.metrics.text(service.served), headers=headers, media_type=CONTENT_TYPE)
+    service.check_model()
+    headers = {"Process-Start-Time-Unix": str(int(service.started))}
+    return Response(metrics_text(service.numbers()), headers=headers, media_type=CONTENT_TYPE)
 
 
 def _input_tokens(served: ServedModel, body: ChatRequest) -> CountTokensResponse:
@@ -211,7 +225,7 @@ async def _rerank(service: Service, request: Request) -> Response:
 
 
 async def _lora_adapters(service: Service, request: Request) -> Response:
-    service.served  # noqa: B018 (a 503 while it is being loaded)
+    service.check_model()
     return _json([])
 
 
@@ -226,18 +240,13 @@ def _of_models(compute: Callable[[Service], Any]) -> Handler:
 
 async def _version(service: Service, request: Request) -> Response:
     if not service.has_model:
-        service.served  # noqa: B018 (a 501: nothing is computed here)
+        service.check_model()  # a 501: nothing is computed here
     return _json(OllamaVersion(ollama_models.VERSION))
 
 
 async def _pull(service: Service, request: Request) -> Response:
     body = decode(await read_body(request, service.limits), OllamaPullRequest)
     return await ollama_models.pull(service, body, request)
-
-
-async def _delete(service: Service, request: Request) -> Response:
-    body = decode(await read_body(request, service.limits), OllamaModelRequest)
-    return _json(await ollama_models.delete(service, body))
 
 
 def _apply_template(served: ServedModel, body: ChatRequest) -> ApplyTemplateResponse:
@@ -289,6 +298,15 @@ def _get(path: str, summary: str, handler: Handler, response: Any = None, **opti
     return Endpoint(path, summary, response=response, method="GET", handler=handler, **options)
 
 
+def _about(path: str, summary: str, body: Any, response: Any, change: Any, **options: Any) -> Endpoint:
+    """A route about models, which runs none."""
+
+    async def handler(service: Service, request: Request) -> Response:
+        return _json(await change(service, decode(await read_body(request, service.limits), body)))
+
+    return Endpoint(path, summary, body, response, handler=handler, **options)
+
+
 def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **options: Any) -> Endpoint:
     """A route that computes its answer from the body alone."""
 
@@ -300,14 +318,16 @@ def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **opt
 
 ENDPOINTS: list[Endpoint] = [
     *(replace(kind.route, handler=_generating(kind), errors=(404, 429, *kind.route.errors)) for kind in _GENERATING),
-    _get("/v1/models", "The models that are served", _models, ModelList, api="OpenAI", aliases=("/models",)),
+    _get("/v1/models", "The models that are served", models, ModelList, api="OpenAI", aliases=("/models",)),
     _get(
-        *("/v1/models/{model}", "One model", _one_model, Model),
+        *("/v1/models/{model}", "One model", one_model, Model),
         api="OpenAI",
         errors=(404,),
         parameters=("model",),
         aliases=("/models/{model}",),
     ),
+    _about("/models/load", "Load a model", ModelRequest, Success, load, errors=(404,)),
+    _about("/models/unload", "Close a model once its requests are over", ModelRequest, Success, unload, errors=(404,)),
     _post(
         *("/v1/messages/count_tokens", "Count the tokens of a prompt", CountTokensRequest, CountTokensResponse),
         compute=anthropic.count_tokens,
@@ -332,8 +352,12 @@ ENDPOINTS: list[Endpoint] = [
     _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),
     _get("/tokenizer_info", "Special tokens and the chat template", _tokenizer_info, TokenizerInfo, api="vLLM"),
     _post("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
-    _get("/props", "What is served, and how", _props, Props),
-    _get("/slots", "What runs and waits", _slots, list[Slot], errors=(501,), parameters=("fail_on_no_slot",)),
+    _get("/props", "What is served, and how", _props, Props, errors=(404,), parameters=("model_name",)),
+    _get(
+        *("/slots", "What runs and waits", _slots, list[Slot]),
+        errors=(404, 501),
+        parameters=("fail_on_no_slot", "model_name"),
+    ),
     Endpoint("/slots/{id}", "Save or restore a slot", handler=_slot, errors=(501,), parameters=("id",)),
     Endpoint("/rerank", "Rank documents", handler=_rerank, errors=(501,), aliases=("/v1/rerank",)),
     _get("/lora-adapters", "Adapters: none", _lora_adapters, list[Any]),
@@ -347,9 +371,9 @@ ENDPOINTS: list[Endpoint] = [
         api="Ollama",
         errors=(404,),
     ),
-    _post(
+    _about(
         *("/api/copy", "Not here: a model has its names from the start", OllamaCopyRequest, OllamaStatus),
-        compute=ollama_models.copy,
+        ollama_models.copy,
         api="Ollama",
     ),
     Endpoint(
@@ -358,11 +382,12 @@ ENDPOINTS: list[Endpoint] = [
         errors=(404, 501),
         handler=_pull,
     ),
-    Endpoint(
-        *("/api/delete", "Remove a model that was fetched here", OllamaModelRequest, OllamaStatus, (), "DELETE"),
+    _about(
+        *("/api/delete", "Remove a model that was fetched here", OllamaModelRequest, OllamaStatus),
+        ollama_models.delete,
+        method="DELETE",
         api="Ollama",
         errors=(404, 501),
-        handler=_delete,
     ),
 ]
 
@@ -377,7 +402,9 @@ def _routes(service: Service, endpoint: Endpoint) -> list[Route]:
         return response
 
     return [
-        Route(path.replace("{model}", "{model:path}"), answer, methods=[endpoint.method])  # names may have slashes
+        Route(
+            path.replace("{model}", "{model:path}"), releasing(answer), methods=[endpoint.method]
+        )  # names may have slashes
         for path in endpoint.paths
     ]
 

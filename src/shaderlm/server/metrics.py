@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -12,7 +15,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from ..engine import EngineStats, Handle, Histogram
 from .generation import ratio
 from .output import FINISHES
-from .served import ServedModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -27,7 +29,6 @@ class Metrics:
         # tokens of prompts that were cached; the most tokens of one.
         self.prompt_tokens = self.decoded_tokens = self.cached_tokens = self.most_tokens = 0
         self.prompt_seconds = self.decode_seconds = 0.0
-        self.started = time.time()
 
     @property
     def prompt_speed(self) -> float:
@@ -57,25 +58,89 @@ class Metrics:
         self.first_token.observe(first)
         self.whole.observe(first + timing.decode_seconds)
 
-    def text(self, served: ServedModel) -> bytes:
-        """What `/metrics` answers."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(self, served))
-        return generate_latest(registry) + _llama_text(served.model.engine.stats(), self).encode()
+    def plus(self, other: Metrics) -> Metrics:
+        """Those of both."""
+        both = Metrics()
+        for name, value in vars(self).items():
+            more = getattr(other, name)
+            setattr(both, name, value.plus(more) if isinstance(value, Histogram) else value + more)
+        both.most_tokens = max(self.most_tokens, other.most_tokens)
+        return both
 
 
-class _Collector:
-    def __init__(self, metrics: Metrics, served: ServedModel) -> None:
-        self._metrics, self._served = metrics, served
+@dataclass(frozen=True)
+class ModelNumbers:
+    """What `/metrics` says of one model."""
+
+    name: str
+    metrics: Metrics
+    stats: EngineStats
+
+
+# What an engine has now; the other numbers count from its start.
+_NOW = ("running", "waiting", "pages", "max_pages", "pages_used", "pages_cached")
+
+
+def added(now: EngineStats | None, earlier: EngineStats | None) -> EngineStats | None:
+    """What an engine does, and did with those before it that are closed. None: there is none."""
+    if earlier is None:
+        return now
+    nothing: dict[str, Any] = dict.fromkeys(_NOW, 0)
+    ended = replace(earlier, **nothing)
+    return ended if now is None else _sum(now, ended)
+
+
+def _sum(a: EngineStats, b: EngineStats) -> EngineStats:
+    sums = dict[str, Any]()
+    for each in fields(EngineStats):
+        one, other = getattr(a, each.name), getattr(b, each.name)
+        if isinstance(one, Histogram):
+            sums[each.name] = one.plus(other)
+        elif isinstance(one, Mapping):
+            sums[each.name] = Counter(one) + Counter(other)
+        elif isinstance(one, (int, float)):
+            sums[each.name] = one + other
+    return replace(a, **sums)
+
+
+def metrics_text(models: Sequence[ModelNumbers]) -> bytes:
+    """What `/metrics` answers: numbers of each model, and llama-server's, which are of all together."""
+    if not models:
+        return b""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collectors([_Collector(each) for each in models]))
+    stats, metrics = reduce(_sum, [each.stats for each in models]), reduce(Metrics.plus, [m.metrics for m in models])
+    return generate_latest(registry) + _llama_text(stats, metrics).encode()
+
+
+class _Collectors:
+    """Of several models: each number once, with a sample of each model."""
+
+    def __init__(self, collectors: Sequence[_Collector]) -> None:
+        self._collectors = collectors
 
     def collect(self) -> Iterator[Metric]:
         """All numbers as they are now."""
-        stats = self._served.model.engine.stats()
-        yield from self._engine(stats)
-        yield from self._histograms(stats)
+        families = dict[str, Metric]()
+        for metric in (metric for each in self._collectors for metric in each.collect()):
+            if metric.name in families:
+                families[metric.name].samples += metric.samples
+            else:
+                families[metric.name] = metric
+        yield from families.values()
+
+
+class _Collector:
+    def __init__(self, model: ModelNumbers) -> None:
+        self._metrics, self._name, self._stats = model.metrics, model.name, model.stats
+
+    def collect(self) -> Iterator[Metric]:
+        """All numbers of one model."""
+        yield from self._engine(self._stats)
+        yield from self._histograms(self._stats)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
-        name = self._served.name
+        name = self._name
         usage = stats.pages_used / stats.max_pages if stats.max_pages else 0.0
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         for family, stem, words, value in (
@@ -110,7 +175,7 @@ class _Collector:
         ):
             family = HistogramMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
             buckets, total = histogram.buckets()
-            family.add_metric([self._served.name], buckets, total)
+            family.add_metric([self._name], buckets, total)
             yield family
 
 

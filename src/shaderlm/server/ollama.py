@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ..engine import Delta, Handle, Request, TokenLogprob
 from ..errors import InputError
 from ..text.chat_output import Call, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta, thinking_tags
 from .conversation import Conversation, function_tool
+from .durations import seconds_of
 from .errors import ApiError, undecodable, unsupported
 from .generation import check_supported, max_tokens, options_of
 from .infill import infill_ids
@@ -33,8 +33,6 @@ LINES = "application/x-ndjson"
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Options that have the same names everywhere.
 _SHARED = tuple(name for name in types.OllamaOptions.__struct_fields__ if name in SamplingFields.__struct_fields__)
-_UNIT = r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)"
-_DURATION = re.compile(rf"[+-]?(?:0|(?:{_UNIT})+)")
 Calls = Sequence[types.OllamaAnswerCall]
 
 
@@ -64,11 +62,9 @@ class _Answer(Prepared):
         self.served, self.body, self.started = served, body, time.perf_counter()
         self.stream, self.return_progress = body.stream is not False, False
         self.requests: Sequence[Request] = []
-        unloads = _is_zero(body.keep_alive)
-        if self._asks_for_nothing():
+        seconds_of(body.keep_alive)  # what is no time is an error
+        if self.asks_for_nothing(body):
             self.stream = False
-            if unloads:
-                unload(served)
             return
         try:
             request = self._request(_options(served, body))
@@ -79,8 +75,24 @@ class _Answer(Prepared):
         nothing = body.options is not None and body.options.num_predict == 0  # the prompt is read, and that is all
         self.requests = [replace(request, output="hidden") if nothing else request]
 
-    def _asks_for_nothing(self) -> bool:
+    @classmethod
+    def asks_for_nothing(cls, body: Any) -> bool:
         """Is it there to load the model, or to unload it?"""
+        raise NotImplementedError
+
+    @classmethod
+    def unloads(cls, body: Any) -> bool:
+        """Does it ask for nothing, and to keep the model for no time?"""
+        return cls.asks_for_nothing(body) and seconds_of(body.keep_alive) == 0
+
+    @classmethod
+    def unloaded(cls, name: str) -> types.OllamaResponse:
+        """What a request that closes a model is told."""
+        return cls.empty(name, done=True, done_reason="unload")
+
+    @classmethod
+    def empty(cls, name: str, **fields: Any) -> types.OllamaResponse:
+        """An answer without text."""
         raise NotImplementedError
 
     def _request(self, options: dict[str, Any]) -> Request:
@@ -133,8 +145,16 @@ class Chat(_Answer):
     )
     body: types.OllamaChatRequest
 
-    def _asks_for_nothing(self) -> bool:
-        return not self.body.messages
+    @classmethod
+    def asks_for_nothing(cls, body: types.OllamaChatRequest) -> bool:
+        """Are there no messages?"""
+        return not body.messages
+
+    @classmethod
+    def empty(cls, name: str, **fields: Any) -> types.OllamaChatResponse:
+        """An empty message."""
+        message = types.OllamaAnswerMessage(content="")
+        return types.OllamaChatResponse(model=name, created_at=now(), message=message, **fields)
 
     def _request(self, options: dict[str, Any]) -> Request:
         body, messages = self.body, self.body.messages or []
@@ -166,8 +186,15 @@ class Generate(_Answer):
     )
     body: types.OllamaGenerateRequest
 
-    def _asks_for_nothing(self) -> bool:
-        return not self.body.prompt
+    @classmethod
+    def asks_for_nothing(cls, body: types.OllamaGenerateRequest) -> bool:
+        """Is there no prompt?"""
+        return not body.prompt
+
+    @classmethod
+    def empty(cls, name: str, **fields: Any) -> types.OllamaGenerateResponse:
+        """An empty text."""
+        return types.OllamaGenerateResponse(model=name, created_at=now(), response="", **fields)
 
     def _request(self, options: dict[str, Any]) -> Request:
         body, model, before = self.body, self.served.model, self.body.context or []
@@ -378,23 +405,6 @@ def _thinking(served: ServedModel, think: bool | str | None) -> dict[str, Any]:
     return {"thinking": think is not False, "template_kwargs": effort}
 
 
-def _is_zero(keep_alive: float | str | None) -> bool:
-    """Is the model to be unloaded at once? What is no time is an error."""
-    if not isinstance(keep_alive, str):
-        return keep_alive == 0
-    if not _DURATION.fullmatch(keep_alive):
-        expected = "a number of seconds, or a text such as 5m or 1h30m"
-        raise ApiError(400, f"keep_alive must be {expected}, got {keep_alive!r}", param="keep_alive")
-    return not any(character in "123456789" for character in keep_alive)
-
-
-def unload(served: ServedModel) -> None:
-    """A server of one model keeps it."""
-    instead = "end the server to free its memory"
-    message = f"this server has the one model {served.name!r} and keeps it loaded; {instead}"
-    raise ApiError(400, message, param="keep_alive")
-
-
 # Embeddings ----------------------------------------------------------------------------------------------
 
 
@@ -463,4 +473,4 @@ def _check_embedding(served: ServedModel, body: types.OllamaEmbedRequest | types
         raise ApiError(501, "embeddings are off; start the server with --embedding")
     check_model(served, body.model)
     _check_context(served, body.options)
-    _is_zero(body.keep_alive)
+    seconds_of(body.keep_alive)

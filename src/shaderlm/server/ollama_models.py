@@ -35,8 +35,9 @@ _log = logging.getLogger("shaderlm.server")
 
 
 def served_models(service: Service) -> list[ServedModel]:
-    """The models that are loaded. Nothing else here knows that there is one."""
-    return [service.served]
+    """The models that are loaded."""
+    service.check_model()
+    return [each.served for each in service.models.loaded() if each.served is not None]
 
 
 def tags(service: Service) -> types.OllamaTags:
@@ -166,9 +167,11 @@ def _name(body: types.OllamaModelRequest) -> str:
 # What is fetched -----------------------------------------------------------------------------------------
 
 
-def _is_served(served: ServedModel, name: str) -> bool:
-    """Is it the very model that runs here?"""
-    return served.knows(plain_name(served, name))
+def _is_served(service: Service, name: str) -> bool:
+    """Is it a model of this server?"""
+    if not service.models.is_one:
+        return service.models.get(name) is not None
+    return service.served.knows(plain_name(service.served, name))
 
 
 def _pulls(service: Service) -> Pulls:
@@ -181,9 +184,9 @@ def _pulls(service: Service) -> Pulls:
 async def pull(service: Service, body: types.OllamaPullRequest, request: Request) -> Response:
     """Fetch a model, with lines that say how far it is. One that runs here is there already."""
     check_supported(body)
-    served, name = service.served, _name(body)
-    is_served = _is_served(served, name)
-    lines = _there(name) if is_served else _progress(service, _pulls(service), served, pull_source(name))
+    service.check_model()
+    name = _name(body)
+    lines = _there(name) if _is_served(service, name) else _progress(service, _pulls(service), pull_source(name))
     if body.stream is not False:
         return StreamingResponse(_encoded(lines), media_type=LINES)
     async with aclosing(lines):
@@ -206,9 +209,7 @@ async def _there(name: str) -> AsyncGenerator[types.OllamaProgress]:
     yield types.OllamaProgress(status="success")
 
 
-async def _progress(
-    service: Service, pulls: Pulls, served: ServedModel, source: str
-) -> AsyncGenerator[types.OllamaProgress]:
+async def _progress(service: Service, pulls: Pulls, source: str) -> AsyncGenerator[types.OllamaProgress]:
     """What a pull does, until it is over. It ends with the last request that waits for it."""
     yield types.OllamaProgress(status=f"pulling {source}")
     pull, shown = pulls.join(source), ("", 0, 0)
@@ -229,7 +230,8 @@ async def _progress(
         if error.status == 500:
             _log.error("a pull failed", exc_info=pull.problem)
         raise error
-    next_step = f"this server serves {served.name} alone, `shaderlm serve -m {source}` serves this one"
+    names = f"{service.served.name} alone" if service.models.is_pinned else "the models that it was started with"
+    next_step = f"this server serves {names}, `shaderlm serve -m {source}` serves this one"
     yield types.OllamaProgress(status=f"it is kept here; {next_step}")
     yield types.OllamaProgress(status="success")
 
@@ -237,7 +239,8 @@ async def _progress(
 async def delete(service: Service, body: types.OllamaModelRequest) -> types.OllamaStatus:
     """Remove a model that this server has fetched."""
     pulls, name = _pulls(service), _name(body)
-    if _is_served(service.served, name):
+    service.check_model()
+    if _is_served(service, name):
         raise ApiError(400, f"{name} is served here; end the server before it is removed", param="model")
     source = pull_source(name)
     if source not in pulls.fetched:
@@ -252,6 +255,7 @@ async def delete(service: Service, body: types.OllamaModelRequest) -> types.Olla
     return types.OllamaStatus()
 
 
-def copy(served: ServedModel, body: types.OllamaCopyRequest) -> types.OllamaStatus:
+async def copy(service: Service, body: types.OllamaCopyRequest) -> types.OllamaStatus:
     """Names are given when the server starts."""
+    service.check_model()
     raise ApiError(400, f"models are not copied here; --alias {body.destination} gives the model another name")

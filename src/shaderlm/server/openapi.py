@@ -30,6 +30,13 @@ _WITH_BODY = (400, 413)
 _PARAMETERS = {
     "id": {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
     "model": {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+    "model_name": {
+        "name": "model",
+        "in": "query",
+        "required": False,
+        "description": "Of several models, which one",
+        "schema": {"type": "string"},
+    },
     "fail_on_no_slot": {
         "name": "fail_on_no_slot",
         "in": "query",

@@ -10,7 +10,7 @@ from .chat import Chat
 from .completions import Completions
 from .embeddings import Embeddings
 from .errors import ApiError, api_error, undecodable
-from .limits import check_limits
+from .limits import Limits, check_limits
 from .routes import Prepared
 from .served import ServedModel
 
@@ -28,10 +28,10 @@ def decode(raw: bytes, kind: type[Body]) -> Body:
         raise undecodable(problem) from None
 
 
-def read(served: ServedModel, raw: bytes, kind: type[Body]) -> Body:
+def read(limits: Limits, raw: bytes, kind: type[Body]) -> Body:
     """The same, within the limits of the server."""
     body = decode(raw, kind)
-    check_limits(body, served.limits)
+    check_limits(body, limits)
     return body
 
 
@@ -41,7 +41,7 @@ def prepare(served: ServedModel, url: str, raw: bytes) -> Prepared:
         raise ApiError(404, f"there is no {url!r}; there are {', '.join(ROUTES)}", param="url")
     kind = ROUTES[url]
     try:
-        return kind(served, read(served, raw, kind.route.body))
+        return kind(served, read(served.limits, raw, kind.route.body))
     except Exception as problem:
         error = api_error(problem, "request", url)
         if error.status == 500:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from ..engine import Delta, Handle, Request
+from .durations import seconds_of
 from .errors import ApiError
 from .generation import Progress, timings_of
 from .output import new_id
@@ -20,6 +21,16 @@ from .types.common import Usage
 from .types.openai import ChatChunk, CompletionResponse
 
 encode = msgspec.json.Encoder().encode
+
+
+def model_of(body: Any) -> str | None:
+    """The model that a body names. Ollama has an older word for it, too."""
+    return getattr(body, "model", None) or getattr(body, "name", None)
+
+
+def keep_seconds(body: Any) -> float | None:
+    """How long the model is wanted after the answer; None: nothing is said."""
+    return seconds_of(getattr(body, "keep_alive", None))
 
 
 def sse(body: Any, name: str = "") -> bytes:
@@ -88,6 +99,7 @@ class Prepared(ABC):
     """
 
     route: ClassVar[Endpoint]
+    served: ServedModel
     body: Any
     requests: Sequence[Request]
 
@@ -105,6 +117,16 @@ class Prepared(ABC):
             "model": self.served.name,
             "system_fingerprint": FINGERPRINT,
         }
+
+    @classmethod
+    def unloads(cls, body: Any) -> bool:
+        """Does a request ask for nothing but that its model is closed?"""
+        return False
+
+    @classmethod
+    def unloaded(cls, name: str) -> Struct:
+        """The answer to it."""
+        raise NotImplementedError
 
     @abstractmethod
     def response(self, handles: Sequence[Handle]) -> Struct | dict[str, Any] | list[Any]:

@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
         self._hurried = asyncio.Event()
         self.interrupted = False  # by Ctrl-C
         self.on_drain: Callable[[int], None] = lambda requests: None  # told how many there are, if any
-        service.on_failure = self._fail
+        service.models.on_failure = self._fail
 
     def _fail(self) -> None:
         self.should_exit = True
@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
         clock = asyncio.get_running_loop().time
         end = clock() + self._drain
         hurry = asyncio.create_task(self._end_if_hurried())
-        requests = self._service.requests
+        requests = self._service.models.requests
         if requests and self._drain:
             self.on_drain(requests)
         await self._service.drain(self._drain)
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
 
     async def _end_if_hurried(self) -> None:
         await self._hurried.wait()
-        await self._service.end_requests()
+        await self._service.models.end_requests()
         await self._disconnect()
 
     async def _disconnect(self, seconds: float = 0.0) -> None:

@@ -1,24 +1,26 @@
-"""The model behind the server, if it has one: loading, requests, loading again after its device is lost, draining."""
+"""What routes have of the server: its models, threads that prepare requests, running them, and draining."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..engine import Engine, Handle, Request
 from .errors import ENDING, ApiError, unavailable
 from .limits import Limits
-from .metrics import Metrics
+from .metrics import ModelNumbers
+from .models import HostedModel, Models, ModelSource
 from .pulls import Pulls
 from .served import ServedModel
 
 PREPARING_THREADS = 16
 MAX_LARGE_BODIES = 8  # that are read, decoded and tokenised at the same time
 _FEW_TOKENS, _FEW_REQUESTS = 16_384, 8  # take a millisecond
+_LOADING = "the model is being loaded; try again in a few seconds"
 _log = logging.getLogger("shaderlm.server")
 Value = TypeVar("Value")
 
@@ -66,11 +68,11 @@ class WriteCoalescing:
 
 
 class Service:
-    """Holds the model while there is one; `load` None: there is never one. Its methods are for the event loop."""
+    """Has the models; `models` None: there is never one. Its methods are for the event loop."""
 
     def __init__(
         self,
-        load: Callable[[], ServedModel] | None,
+        models: Models | Callable[[], ServedModel] | None,
         *,
         metrics: bool = False,
         slots: bool = True,
@@ -78,87 +80,72 @@ class Service:
         reload: bool = True,
         pull: bool = False,
     ) -> None:
-        """`reload`: load the model again after its device is lost. Otherwise another service takes its place.
+        """`models`: what there is, or the function that loads the only one, at the start of the server.
 
+        `reload`: load the only model again after its device is lost. Otherwise another service takes its place.
         `pull`: clients may fetch models, and remove what they fetched.
         """
-        self._load, self.limits, self._reload = load, limits, reload
-        self._served: ServedModel | None = None
-        self._loading: asyncio.Task[None] | None = None
-        self.failure: Exception | None = None  # why there will be no model
-        self.on_failure: Callable[[], None] = lambda: None
-        self.on_loaded: Callable[[ServedModel], None] = lambda served: None
+        self.has_model = models is not None
+        self.models = models if isinstance(models, Models) else one_model(models)
+        self.limits, self._reload = limits, reload
         self.coalescing = WriteCoalescing()
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         # Requests wait here for templates and grammars, which may take seconds: nothing else does.
         self._preparing = ThreadPoolExecutor(PREPARING_THREADS, "prepare")
-        self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
+        self.has_metrics, self.has_slots, self.started = metrics, slots, time.time()
         self.pulls = Pulls() if pull else None
-        self._ending = self._stopped = False
+        self._ending = False
 
-    # Loading -------------------------------------------------------------------------------------------------
+    # Models --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load the model. Requests get a 503 meanwhile."""
-        if self._load is not None:
-            self._loading = asyncio.create_task(self._loaded(None))
+        """Load the only model. Requests get a 503 meanwhile."""
+        if self.models.is_one:
+            for each in self.models.all():
+                self.models.load(each)
 
     async def wait_loaded(self) -> ServedModel:
-        """The model, once it is loaded. What ended the load is raised."""
-        if self._loading is not None:
-            await self._loading
-        if self.failure is not None:
-            raise self.failure
+        """The only model, once it is loaded. What ended the load is raised."""
+        await self.models.wait_loaded()
+        if self.models.failure is not None:
+            raise self.models.failure
         return self.served
 
-    async def _loaded(self, lost: ServedModel | None) -> None:
-        assert self._load is not None
-        try:
-            if lost is not None:
-                await _in_a_thread(lost.model.close)
-            served = await _in_a_thread(self._load)
-        except Exception as problem:
-            self.failure = problem
-            self.on_failure()
-            return
-        self._served = served
-        self.on_loaded(served)
-        if self._ending:
-            await self.stop()
-
-    @property
-    def has_model(self) -> bool:
-        """Is there one, loaded or not?"""
-        return self._load is not None
-
-    @property
-    def is_loading(self) -> bool:
-        """Does a thread still load a model?"""
-        return self.has_model and self._served is None and self.failure is None and not self._stopped
+    def check_model(self) -> None:
+        """A 501 if there is never one, a 503 while the only one is loaded at the start."""
+        if not self.has_model:
+            raise ApiError(501, "this server computes nothing, it only hosts /web/; start it with -m MODEL for its API")
+        if self.models.is_pinned:
+            self.served  # noqa: B018
+        elif self.models.is_starting:
+            raise unavailable(_LOADING)
 
     @property
     def served(self) -> ServedModel:
-        """The model; a 503 while there is none, a 501 if there never is."""
-        if self._load is None:
-            raise ApiError(501, "this server computes nothing, it only hosts /web/; start it with -m MODEL for its API")
-        if self._served is None:
+        """The only model; a 503 while there is none, a 501 if there never is."""
+        if not self.has_model:
+            self.check_model()
+        model = self.models.all()[0]
+        if model.served is None:
             self.check_ending()
-            raise unavailable("the model is being loaded; try again in a few seconds")
-        lost = self._served.model.engine.lost
+            raise unavailable(_LOADING)
+        lost = model.served.model.engine.lost
         if lost is not None:
-            self._recover()
+            self._recover(model)
             what = "and the model is loaded again" if self._reload else "and this replica ends"
             raise unavailable(f"the device is lost, {what}: {lost}")
-        return self._served
+        return model.served
 
-    def _recover(self) -> None:
+    def _recover(self, model: HostedModel) -> None:
         """Load the model again, unless the server ends. If that fails, the server ends."""
-        if self._ending or not self._reload:
-            return
-        lost, self._served = self._served, None
-        if lost is not None:
+        if self._reload and not self._ending:
             _log.warning("the device is lost; the model is loaded again")
-            self._loading = asyncio.create_task(self._loaded(lost))
+            self.models.reload(model)
+
+    def numbers(self) -> list[ModelNumbers]:
+        """Of all models that were loaded."""
+        stats = [(each, each.stats()) for each in self.models.all()]
+        return [ModelNumbers(each.name, each.metrics, numbers) for each, numbers in stats if numbers is not None]
 
     def check_ending(self) -> None:
         """A 503 if the server is about to end."""
@@ -172,13 +159,15 @@ class Service:
     # Requests ------------------------------------------------------------------------------------------------
 
     def check_queue(self) -> None:
-        """A 503 if the server is about to end, a 429 if the queue is full: before a body is read."""
+        """A 503 if the server is about to end, a 429 if the only model's queue is full: before a body is read."""
         self.check_ending()
-        self.served.model.engine.check_queue()
+        self.check_model()
+        if self.models.is_pinned:
+            self.served.model.engine.check_queue()
 
-    async def submit(self, requests: Sequence[Request]) -> list[Handle]:
+    async def submit(self, served: ServedModel, requests: Sequence[Request]) -> list[Handle]:
         """Start all of them, or none. Where that takes long, it is done in a thread."""
-        engine = self.served.model.engine
+        engine = served.model.engine
         limit = engine.max_requests
         if limit is not None and len(requests) > limit:
             count = f"the request asks for {len(requests):,} generations"
@@ -193,47 +182,41 @@ class Service:
             work.add_done_callback(_cancel_result)
             raise
 
-    def finished(self, handles: Sequence[Handle]) -> None:
+    def finished(self, served: ServedModel, handles: Sequence[Handle]) -> None:
         """Requests are over: count them, and look after the device."""
+        model = self.models.of(served)
         for handle in handles:
-            self.metrics.finished(handle)
-        if self._served is not None and self._served.model.engine.lost is not None:
-            self._recover()
+            model.metrics.finished(handle)
+        if self.models.is_pinned and model.served is served and served.model.engine.lost is not None:
+            self._recover(model)
 
     # The end -------------------------------------------------------------------------------------------------
 
     async def drain(self, seconds: float) -> None:
         """No more requests. Those that are not over after so many seconds end with an error."""
         self._ending = True
-        served = self._served
-        if served is not None and not await served.model.engine.adrain(seconds):
+        if not await self.models.drain(seconds):
             if seconds:
                 _log.warning("requests that are not over after %g s end now", seconds)
-            await self.end_requests()
+            await self.models.end_requests()
 
     @property
     def lost(self) -> Exception | None:
-        """Why the device computes nothing any more; None if it does, or if there is no model."""
-        return None if self._served is None else self._served.model.engine.lost
-
-    @property
-    def requests(self) -> int:
-        """How many run and wait."""
-        return 0 if self._served is None else len(self._served.model.engine.sequences())
-
-    async def end_requests(self) -> None:
-        """Those that are not over end with an error."""
-        if self._served is not None:
-            await _in_a_thread(self._served.model.engine.close)
+        """Why the device of a model computes nothing any more; None if all do, or if there is no model."""
+        engines = [each.served.model.engine for each in self.models.all() if each.served is not None]
+        return next((engine.lost for engine in engines if engine.lost is not None), None)
 
     async def stop(self) -> None:
-        """Free the model."""
+        """Free the models."""
         self._ending = True
         self._preparing.shutdown(wait=False, cancel_futures=True)
-        served, self._served = self._served, None
-        if served is not None:
-            self._stopped = True
-            await _in_a_thread(served.model.close)
+        await self.models.stop()
+
+
+def one_model(load: Callable[[], ServedModel] | None) -> Models:
+    """The models of a server that has one at most, from its start to its end."""
+    sources = [] if load is None else [ModelSource(name="the model", load=load)]
+    return Models(lambda: sources, one=True, pinned=True)
 
 
 def _submitted(engine: Engine, requests: Sequence[Request]) -> list[Handle]:
@@ -257,18 +240,3 @@ def _cancel_result(work: asyncio.Future[list[Handle]]) -> None:
     """Nobody waits for them any more."""
     if not work.cancelled() and work.exception() is None:
         cancel(work.result())
-
-
-async def _in_a_thread(work: Callable[[], Value]) -> Value:
-    """Like `asyncio.to_thread`, but it waits for no other thread, and the end of the program does not wait for it."""
-    future = Future[Value]()
-    future.set_running_or_notify_cancel()  # nothing can cancel it
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as problem:
-            future.set_exception(problem)
-
-    threading.Thread(target=run, name="model", daemon=True).start()
-    return await asyncio.wrap_future(future)

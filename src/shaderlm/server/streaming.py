@@ -33,7 +33,7 @@ _log = logging.getLogger("shaderlm.server")
 async def respond(service: Service, prepared: Prepared, request: Request) -> Response:
     """The answer to a request. What the engine refuses is raised before anything is sent."""
     client = request.scope[CLIENT]
-    handles = await service.submit([replace(each, client=client) for each in prepared.requests])
+    handles = await service.submit(prepared.served, [replace(each, client=client) for each in prepared.requests])
     request.scope[HANDLES] = handles
     if prepared.stream:
         try:
@@ -54,7 +54,7 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
         body = await asyncio.to_thread(lambda: encode(prepared.response(handles)))
         return Response(body, media_type="application/json")
     finally:
-        await _leave(service, handles, listening)
+        await _leave(service, prepared, handles, listening)
 
 
 def _error_of(problem: Exception) -> ApiError:
@@ -71,10 +71,12 @@ async def _listen(receive: Receive, handles: Sequence[Handle]) -> None:
     cancel(handles)
 
 
-async def _leave(service: Service, handles: Sequence[Handle], listening: asyncio.Task[None]) -> None:
+async def _leave(
+    service: Service, prepared: Prepared, handles: Sequence[Handle], listening: asyncio.Task[None]
+) -> None:
     """Nothing stays behind."""
     cancel(handles)
-    service.finished(handles)
+    service.finished(prepared.served, handles)
     listening.cancel()
     with suppress(asyncio.CancelledError):
         await listening
@@ -84,7 +86,7 @@ class EventStream(Response):
     """A stream of events. Headers are sent with the first one, so that an error before it has its own status."""
 
     def __init__(self, service: Service, prepared: Prepared, handles: Sequence[Handle]) -> None:
-        self._service, self._handles = service, handles
+        self._service, self._prepared, self._handles = service, prepared, handles
         self._writer = prepared.writer(handles)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(media_type=self._writer.media_type, headers=headers)
@@ -118,7 +120,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._service.coalescing.streams -= self._is_streaming
-            await _leave(self._service, self._handles, listening)
+            await _leave(self._service, self._prepared, self._handles, listening)
 
     async def _write(self, send: Send, events: bytes) -> None:
         async with self._lock:

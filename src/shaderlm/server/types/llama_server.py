@@ -156,6 +156,18 @@ class LlamaDelta(Struct, kw_only=True):
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 
+class ModelRequest(Struct):
+    """`POST /models/load` and `POST /models/unload`."""
+
+    model: str
+
+
+class Success(Struct):
+    """It is done, or has begun."""
+
+    success: Literal[True] = True
+
+
 class TokenizeRequest(Struct, kw_only=True):
     """`POST /tokenize`, in the words of llama-server or of vLLM (`prompt`, `add_special_tokens`)."""
 
@@ -165,6 +177,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    model: str | None = None
 
 
 class TokenPiece(Struct):
@@ -184,6 +197,7 @@ class DetokenizeRequest(Struct):
     """`POST /detokenize`."""
 
     tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
+    model: str | None = None
 
 
 class DetokenizeResponse(Struct):

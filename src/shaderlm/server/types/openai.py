@@ -39,6 +39,14 @@ class ModelMeta(Struct):
     size: int
 
 
+class ModelStatus(Struct, omit_defaults=True):
+    """Is it loaded? In llama-server's form; `error` says why it is not."""
+
+    value: Literal["unloaded", "loading", "loaded", "sleeping", "failed"]
+    failed: bool = False
+    error: str = ""
+
+
 class Model(Struct):
     """A model that is served."""
 
@@ -46,9 +54,11 @@ class Model(Struct):
     object: Literal["model"]
     created: int
     owned_by: str
-    meta: ModelMeta
     aliases: list[str]
     tags: list[str]
+    meta: ModelMeta | UnsetType = UNSET  # once it is loaded
+    status: ModelStatus | UnsetType = UNSET
+    path: str | UnsetType = UNSET
 
 
 class ModelList(Struct):
