@@ -424,7 +424,7 @@ def test_settings_are_sent_and_kept(
     click(browser, "Apply")
     assert browser.run("document.querySelector('#samplers-part').open"), "what is wrong is seen"
     browser.run(
-        "document.querySelector('[name=typical_p]').value = ''; document.querySelector('[name=samplers]').focus()"
+        "document.querySelector('[name=typical_p]').value = ''; document.querySelector('[name=samplers]').select()"
     )
     assert browser.run("document.activeElement.placeholder").startswith("penalties dry temperature"), "the server's own"
     browser.type("top_k heat")
