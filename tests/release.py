@@ -83,8 +83,14 @@ def export(root: Path, folder: Path) -> int:
     """The files of the last commit, without anything else of the working tree; the time of the commit."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(folder, filter="data")
+        unpack(files, folder)
     return int(run(["git", "log", "-1", "--format=%ct"], root))
+
+
+def unpack(files: tarfile.TarFile, folder: Path) -> None:
+    """All files of an archive. `extractall` has no argument `filter` before Python 3.11.4, which Debian 12 has not."""
+    files.extraction_filter = getattr(tarfile, "data_filter", None)  # type: ignore[assignment]
+    files.extractall(folder)
 
 
 def files_below(folder: Path) -> set[str]:
@@ -508,7 +514,7 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         if not project.get("urls"):
             notes.append("pyproject.toml has no [project.urls]: links of the README lead nowhere on PyPI")
         with tarfile.open(sdist) as files:
-            files.extractall(work / "unpacked", filter="data")
+            unpack(files, work / "unpacked")
         from_sdist = build(python, work / "unpacked" / f"shaderlm-{version}", work / "third", seconds, "wheel")
         check_equal([wheel], from_sdist)
         readme = (source / "README.md").read_text(encoding="utf-8")

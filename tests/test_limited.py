@@ -66,6 +66,13 @@ def test_a_process_that_cannot_start_early_is_told_at_the_first_question(tmp_pat
         program.ask({}, 60, 100)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_of_a_terminal_does_not_reach_a_process_that_starts(program: LimitedProgram) -> None:
+    """It goes to the whole group of whoever started the process, also before the process can ignore it."""
+    pid = int(program.ask({}, 60, 100).text)
+    assert os.getpgid(pid) == pid != os.getpgrp()
+
+
 def test_a_process_is_kept_for_the_next_request(program: LimitedProgram) -> None:
     first, second = program.ask({}, 60, 100)[:2], program.ask({}, 60, 100)[:2]
     assert first == second

@@ -244,6 +244,18 @@ def test_the_commands_of_the_readme_are_found() -> None:
     assert len(release.readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))) > 5
 
 
+def test_archives_are_unpacked_by_a_python_without_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpack = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda self, path: unpack(self, path))
+    monkeypatch.delattr(tarfile, "data_filter")
+    (tmp_path / "a").write_text("text")
+    with tarfile.open(tmp_path / "archive.tar", "w") as files:
+        files.add(tmp_path / "a", "a")
+    with tarfile.open(tmp_path / "archive.tar") as files:
+        release.unpack(files, tmp_path / "unpacked")
+    assert (tmp_path / "unpacked" / "a").read_text() == "text"
+
+
 def test_a_command_that_fails_is_shown_with_its_end(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match=r"ends with 3:\nthe reason"):
         release.run([sys.executable, "-c", "import sys; print('the reason'); sys.exit(3)"], tmp_path)

@@ -133,6 +133,11 @@ class _Process:
         command = [sys.executable, "-I", "-S", process.__file__, path, *folders]
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        # A group of its own: Ctrl-C of a terminal is for whoever started this, and could end it while Python starts.
+        if sys.platform == "win32":
+            pipes["creationflags"] = subprocess.CREATE_NEW_PROCESS_GROUP
+        else:
+            pipes["process_group"] = 0
         try:
             self._process = subprocess.Popen(command, env=environment, **pipes)
         except OSError as problem:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -113,7 +112,6 @@ def _answer_of(path: str) -> Answer:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
     threading.stack_size(256 << 10)  # of the thread that ends the process; the system's own may be all there is
     program, *folders = sys.argv[1:]
     sys.path += folders  # of the packages that it imports: this interpreter knows of none
