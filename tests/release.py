@@ -89,7 +89,7 @@ def export(root: Path, folder: Path) -> int:
 
 def unpack(files: tarfile.TarFile, folder: Path) -> None:
     """All files of an archive. `extractall` has no argument `filter` before Python 3.11.4, which Debian 12 has not."""
-    files.extraction_filter = getattr(tarfile, "data_filter", None)  # type: ignore[assignment]
+    files.extraction_filter = getattr(tarfile, "data_filter", None)
     files.extractall(folder)
 
 
