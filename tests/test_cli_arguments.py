@@ -90,6 +90,19 @@ def test_the_context_has_the_same_names_everywhere(command: str, name: str) -> N
     assert "0 is not in the range x>=1" in done.err
 
 
+@pytest.mark.parametrize("command", ["generate x", "chat", "run x", "serve"])
+@pytest.mark.parametrize(
+    "names",
+    [("--temperature", "--temp"), ("--repetition-penalty", "--repeat-penalty"), ("--max-tokens", "--n-predict", "-n")],
+)
+def test_options_have_the_names_of_llama_cpp_too(command: str, names: tuple[str, ...]) -> None:
+    for name in (*names, "--seed", "-s"):
+        done = shaderlm(*command.split(), name, "x")
+        assert done.code == 2
+        assert f"'{name}'" in done.err
+        assert "'x' is not a valid" in done.err
+
+
 @pytest.mark.skipif(os.name == "nt", reason="arguments are text there")
 def test_arguments_that_are_not_utf8() -> None:
     done = shaderlm("generate", os.fsdecode(b"caf\xe9"), "-m", "none.gguf")

@@ -134,6 +134,15 @@ def test_a_wrong_command_says_so_and_the_chat_goes_on(tiny: Path, line: str, wor
     assert done.out == conversation(tiny, "Hello")[1]["content"] + "\n"
 
 
+def test_commands_have_the_names_of_other_programs_too(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    done = chat(tiny, f"Hello\n/clear\nAgain\n/save {path}\n/?\n/bye\nHello\n")
+    assert saved(path) == conversation(tiny, "Again")
+    assert "/quit              end the chat" in done.err
+    assert len(done.out.splitlines()) == 2
+    assert chat(tiny, "/exit\nHello\n").out == ""
+
+
 def test_a_message_may_begin_with_a_slash(tiny: Path) -> None:
     assert chat(tiny, " /reset\n").out == conversation(tiny, " /reset")[1]["content"] + "\n"
 
@@ -265,7 +274,7 @@ def test_load_continues_what_save_wrote(tiny: Path, tmp_path: Path) -> None:
     ("contents", "words"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("{", "cannot be read: Expecting property name"),
+        ("{", "is not a file that /save wrote; it is not JSON: Expecting property name"),
         ('{"role": "user"}', "must have a list of messages, as /save writes it; it has dict"),
         ('["Hello"]', "chat: message 0 must have a role of system, user, assistant, tool; got 'str'"),
         ('[{"role": "user", "content": 5}]', "chat: message 0 must have a content that is a str, got 5"),

@@ -25,6 +25,8 @@ from .options import CHAT_SAMPLING, ModelOptions, generation_options, model_opti
 from .streaming import tell
 
 _QUOTES = '"""'
+# What other programs call the commands: Ollama and llama-cli.
+_ELSEWHERE = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/regen": "/regenerate", "/?": "/help"}
 
 
 @click.command()
@@ -190,6 +192,9 @@ def _load(conversation: ChatSession, argument: str) -> None:
         return
     try:
         messages = json.loads(Path(argument).expanduser().read_text(encoding="utf-8"))
+    except json.JSONDecodeError as problem:
+        tell(f"{argument} is not a file that /save wrote; it is not JSON: {problem}")
+        return
     except (OSError, RuntimeError, ValueError, RecursionError) as problem:
         tell(f"{argument} cannot be read: {getattr(problem, 'strerror', None) or problem}")
         return
@@ -243,6 +248,7 @@ COMMANDS: dict[str, tuple[Callable[[ChatSession, str], None] | None, str]] = {
 def _command(conversation: ChatSession, line: str) -> bool:
     """Run a command; False if it ends the chat."""
     word, _, argument = line.strip().partition(" ")
+    word = _ELSEWHERE.get(word, word)
     known = {usage.split()[0]: run for usage, (run, _) in COMMANDS.items()}
     if word not in known:
         close = difflib.get_close_matches(word.lower(), known, 1, 0.5)

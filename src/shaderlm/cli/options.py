@@ -174,10 +174,10 @@ def sampling_options(
     min_p: float = 0.0,
     parse_special: bool | None = None,
 ) -> Callable[[Command], Command]:
-    """Length, sampling and stopping: together what `generation_options` takes."""
+    """Length, sampling and stopping: together what `generation_options` takes. llama.cpp's names are known, too."""
 
-    def number(name: str, default: float, words: str, short: str | None = None) -> Callable[[Command], Command]:
-        names = [name] if short is None else [short, name]
+    def number(name: str, default: float, words: str, *others: str) -> Callable[[Command], Command]:
+        names = [name, *others, name[2:].replace("-", "_")]
         return click.option(*names, type=float, default=default, show_default=shown(default), metavar="X", help=words)
 
     def shown(default: float) -> str:
@@ -186,9 +186,17 @@ def sampling_options(
     limit = "Largest number of tokens to generate."
     options = [
         click.option(
-            "-n", "--max-tokens", type=click.IntRange(1), default=max_tokens, metavar="N", help=limit, show_default=True
+            "-n",
+            "--max-tokens",
+            "--n-predict",
+            "max_tokens",
+            type=click.IntRange(1),
+            default=max_tokens,
+            metavar="N",
+            help=limit,
+            show_default=True,
         ),
-        number("--temperature", temperature, "Randomness; 0 always takes the most likely token.", "-t"),
+        number("--temperature", temperature, "Randomness; 0 always takes the most likely token.", "-t", "--temp"),
         click.option(
             "--top-k",
             type=int,
@@ -199,7 +207,9 @@ def sampling_options(
         ),
         number("--top-p", top_p, "Sample from the most likely tokens whose probabilities add up to X."),
         number("--min-p", min_p, "Sample from tokens with at least X times the largest probability."),
-        number("--repetition-penalty", 1.0, "Lower the logits of tokens seen before, by this factor."),
+        number(
+            "--repetition-penalty", 1.0, "Lower the logits of tokens seen before, by this factor.", "--repeat-penalty"
+        ),
         click.option(
             "--presence-penalty",
             type=float,
@@ -224,7 +234,9 @@ def sampling_options(
             help="Add VALUE to the logit of token ID; -inf excludes it. May be repeated.",
         ),
         sampler_options,
-        click.option("--seed", type=int, metavar="N", help="Seed of the sampler: the same seed gives the same text."),
+        click.option(
+            "-s", "--seed", type=int, metavar="N", help="Seed of the sampler: the same seed gives the same text."
+        ),
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
         click.option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-turn token."),
         click.option(

@@ -122,7 +122,15 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 )
 @click.option("--metrics/--no-metrics", default=False, show_default=True, help="Answer /metrics.")
 @click.option("--slots/--no-slots", default=True, show_default=True, help="Answer /slots.")
-@click.option("-n", "--n-predict", type=click.IntRange(-1), metavar="N", help="Tokens to generate by default, at most.")
+@click.option(
+    "-n",
+    "--n-predict",
+    "--max-tokens",
+    "n_predict",
+    type=click.IntRange(-1),
+    metavar="N",
+    help="Tokens to generate by default, at most.",
+)
 @click.option(
     "-s", "--seed", type=click.IntRange(-(1 << 63), (1 << 63) - 1), metavar="N", help="Seed of requests that have none."
 )
