@@ -113,6 +113,21 @@ class FakeRunner(Runner):
     def page_bytes(self) -> int:
         return PAGE
 
+    @property
+    def page_tensors(self) -> tuple[tuple[str, int], ...]:
+        return (("ids", 8 * PAGE),)
+
+    def read_pages(self, pages: Sequence[int]) -> Any:
+        with self.lock:
+            ids = [self.memory[page * PAGE : (page + 1) * PAGE] for page in pages]
+        return lambda: [np.array(ids, np.int64).view(np.uint8)]
+
+    def write_pages(self, pages: Sequence[int], contents: Sequence[Any]) -> Any:
+        with self.lock:
+            for page, ids in zip(pages, contents[0].view(np.int64).tolist(), strict=True):
+                self.memory[page * PAGE : (page + 1) * PAGE] = ids
+        return lambda: None
+
     def _write_counts(self, slot: int, counts: U32) -> None:
         pass
 

@@ -17,6 +17,7 @@ from ..install import install_command
 from .batch_files import Line, Requests, ResultFile, Results, request_file
 from .batch_parquet import PARQUET, ParquetResults, parquet_requests
 from .batch_ray import ray_engines
+from .cache_options import cache_options
 from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
@@ -35,6 +36,7 @@ SYNC_SECONDS = 1.0
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Where results are appended; - prints them."
 )
 @model_options
+@cache_options
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at once.")
 @click.option("--alias", "names", multiple=True, metavar="NAME", help="A name of the model in requests. Repeatable.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Limit for requests that have none.")

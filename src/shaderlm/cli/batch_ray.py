@@ -72,6 +72,8 @@ def ray_engines(
     from .serve_replicas import resources
 
     check_ray()
+    if model_options.cache_dir is not None:
+        raise InputError("--cache-dir is not for --ray: each engine may be on a machine of its own.")
     model = model_options.model
     if is_synthetic(model):
         raise InputError(f"{model} has random weights, and engines load files; give a model's file or name")

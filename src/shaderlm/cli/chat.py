@@ -18,6 +18,7 @@ import click
 
 from ..errors import InputError, ModelError
 from ..files import atomic_write_text
+from .cache_options import cache_options
 from .conversation import ChatSession
 from .history import History, redraw_after_stop, set_up_readline
 from .loading import load_model
@@ -31,6 +32,7 @@ _ELSEWHERE = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/regen": "
 
 @click.command()
 @model_options
+@cache_options
 @sampling_options(max_tokens=1024, **CHAT_SAMPLING, parse_special=False)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")

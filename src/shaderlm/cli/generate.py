@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
+from .cache_options import cache_options
 from .completion import complete_files
 from .info import printable
 from .loading import load_model, status
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     help="Read the prompt from FILE. PROMPT goes first, if there is one.",
 )
 @model_options
+@cache_options
 @sampling_options(max_tokens=256)
 @structure_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")

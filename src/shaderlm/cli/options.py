@@ -39,6 +39,8 @@ class ModelOptions:
     no_tune: bool
     ignore_keys: tuple[str, ...]
     quantize: str | None
+    cache_dir: str | None = None
+    cache_disk: int | None = None
 
 
 def _biases(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[int, float]:
@@ -127,7 +129,7 @@ def model_options(command: Callable[..., Any], context: Callable[[Any], Any] = c
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
-        named = {each.name: options.pop(each.name) for each in fields(ModelOptions)}
+        named = {each.name: options.pop(each.name) for each in fields(ModelOptions) if each.name in options}
         return command(model_options=ModelOptions(**named), **options)
 
     return model_option(load_options(run, context))

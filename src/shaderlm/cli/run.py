@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .cache_options import cache_options
 from .chat import chat
 from .completion import complete_models
 from .generate import generate
@@ -16,6 +17,7 @@ from .options import CHAT_SAMPLING, load_options, sampling_options
 @click.argument("model", metavar="NAME", shell_complete=complete_models)
 @click.argument("prompt", required=False)
 @load_options
+@cache_options
 @sampling_options(max_tokens=1024, **CHAT_SAMPLING)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("-v", "--verbose", is_flag=True, help="Print how fast it ran, on stderr.")

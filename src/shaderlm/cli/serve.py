@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from ..errors import InputError, ModelError
 from ..install import install_command
+from .cache_options import cache_options, size_in_bytes
 from .completion import complete_models
 from .loading import leave_line, status
 from .models import check_device, described, is_synthetic, load_any
@@ -30,19 +31,6 @@ if TYPE_CHECKING:
     from ..server.limits import Limits
     from ..server.loading import ServeOptions
     from ..server.served import ServedModel
-
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """A size such as 512M or 8GiB."""
-    if text is None:
-        return None
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    if size is None or float(size[1]) <= 0:
-        raise click.BadParameter(f"{text!r} must be a size such as 512M or 8G", ctx, param)
-    return int(float(size[1]) * _UNITS[size[2]])
 
 
 def _many(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -87,7 +75,8 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 )
 @click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at the same time.")
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
-@click.option("--kv-memory", callback=_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
+@click.option("--kv-memory", callback=size_in_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
+@cache_options
 @click.option(
     "--share-prefixes",
     is_flag=True,
@@ -281,7 +270,7 @@ def serve(
             quantize=quantize,
             deterministic=options["deterministic"],
         )
-        return serve_model(loaded, model or DEFAULT_MODEL, _serve_options(template, limits, options), status)
+        return serve_model(loaded, model or DEFAULT_MODEL, _serve_options(template, limits, keys, options), status)
 
     address = ""
 
@@ -439,17 +428,18 @@ def _check_model(
     check_device(device, backend)
 
 
-def _serve_options(template: str | None, limits: Limits, options: dict[str, Any]) -> ServeOptions:
+def _serve_options(template: str | None, limits: Limits, keys: Sequence[str], options: dict[str, Any]) -> ServeOptions:
     from ..server.loading import ServeOptions
 
     same = (
         *("n_predict", "seed", "sampling", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup"),
-        *("tags", "strict_model", "thinking", "thinking_budget", "verbose"),
+        *("tags", "strict_model", "thinking", "thinking_budget", "verbose", "cache_dir", "cache_disk"),
     )
     return ServeOptions(
         names=options["aliases"],
         reasoning="none" if options["reasoning_format"] == "none" else "auto",
         limits=limits,
+        keys=tuple(keys),
         chat_template=template,
         **{name: options[name] for name in same},
     )

@@ -28,23 +28,26 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import cast
 
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
+from ..runtime.disk_cache import DiskCache
 from ..runtime.pages import pages_for
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import U32, Runner, bucket
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .counters import Counters
+from .disk_pages import DiskPages
 from .handle import Handle, wake
 from .inbox import Inbox
 from .mask_queue import MaskQueue
 from .masks import Mask
 from .recovery import Recovery
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
-from .scheduler import DoesNotFitError, Scheduler
+from .scheduler import DoesNotFitError, Scheduler, SequenceState
 from .step_core import InFlightStep, StepCore
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -71,6 +74,7 @@ class Engine:
         self._counters = Counters()
         self._thread: threading.Thread | None = None
         self._thread_of_parent = False
+        self._disk: DiskPages | None = None
         self._numbers = itertools.count()
         _engines.add(self)
 
@@ -97,6 +101,18 @@ class Engine:
                 self._runner.decode_rows = bucket(limits.max_running)
             finally:
                 self._driver = 0
+
+    def use_disk(self, disk: DiskCache, keys: Sequence[str] = ()) -> None:
+        """Keep pages of the prefix cache in a folder, too. Only while there are no requests.
+
+        keys: of the clients that requests name by their places in it. Requests of other clients leave nothing there.
+        """
+        if self._disk is not None:
+            raise InputError(f"this model has a cache on disk already, in {self._disk.disk.folder}")
+        if active := self._inbox.all_active():
+            raise InputError(f"the engine has {len(active)} requests; give it a folder before the first one")
+        self._disk = DiskPages(self._runner, self._cache, disk, keys)
+        self._scheduler.on_cached = self._save_pages
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""
@@ -291,7 +307,9 @@ class Engine:
             self._fill(ahead)
         if not in_flight:
             until = inbox.seconds_to_deadline()
-            self._take_masks(self._masks.wait(until, lambda: inbox.new or inbox.cancels or inbox.closed))
+            woken = bool(inbox.restoring)
+            work = lambda: inbox.new or inbox.cancels or inbox.closed  # noqa: E731
+            self._take_masks(self._masks.wait(until, work, woken=woken))
             return
         step = in_flight[0]
         tokens = step.wait()
@@ -319,6 +337,8 @@ class Engine:
             with self._runner.lock:
                 self._cache.clear()
                 self._core.close()
+            if self._disk is not None:
+                self._disk.close()
 
     # Steps ---------------------------------------------------------------------------------------------------
 
@@ -330,9 +350,39 @@ class Engine:
         with inbox.lock:
             while inbox.new:
                 handle = inbox.new.popleft()
+                if self._is_restored_first(handle):
+                    continue
                 scheduler.add(handle.sequence)
                 if handle.constraint is not None:
                     self._masks.add(handle)
+
+    def _is_restored_first(self, handle: Handle) -> bool:
+        """Is the prompt of a new request looked for on disk, once? It is new again afterwards. With both locks held."""
+        state = handle.sequence
+        if self._disk is None or handle.looked_up or not state.cached:
+            return False
+        handle.looked_up = True
+        self._inbox.restoring.add(handle.id)
+        if not self._disk.restore(state.tokens, self._owner_of(state), lambda: self._restored(handle)):
+            self._inbox.restoring.discard(handle.id)
+            return False
+        return True
+
+    def _restored(self, handle: Handle) -> None:
+        """What there was of its prompt is in the prefix cache. Called by another thread."""
+        with self._inbox.lock:
+            self._inbox.restoring.discard(handle.id)
+            if handle.id in self._inbox.active:
+                self._inbox.new.append(handle)
+        self._masks.wake()
+
+    def _save_pages(self, state: SequenceState, tokens: int) -> None:
+        if self._disk is not None:
+            self._disk.save(state.tokens[:tokens], self._owner_of(state))
+
+    def _owner_of(self, state: SequenceState) -> str | None:
+        """Whose prefixes a request shares."""
+        return None if self.options.share_prefixes else cast("str | None", state.client)
 
     def _fill(self, ahead: int) -> None:
         """Submit steps until so many are on their way, or there is nothing to do until tokens come."""
@@ -485,6 +535,8 @@ class Engine:
         if self._runner.forked or self._thread_of_parent:  # nobody gives back the locks that other threads had
             self._inbox.closed = True
             return
+        if self._disk is not None and not self.in_step:
+            self._disk.flush()
         with self._inbox.lock:
             self._inbox.closed = True
         self._masks.wake()
@@ -509,6 +561,7 @@ class Engine:
                 rows=self._core.rows,
                 sequences=self._core.sequences,
                 options=self.options,
+                disk=None if self._disk is None else self._disk.disk.stats(),
                 **numbers,
                 **self._counters.numbers(),
             )
@@ -533,5 +586,5 @@ if hasattr(os, "register_at_fork"):
 def _end_threads() -> None:
     """A thread inside the GPU's library while the interpreter goes away would take the process with it."""
     for engine in list(_engines):
-        if engine.has_thread or engine._masks.has_threads:
+        if engine.has_thread or engine._masks.has_threads or (engine._disk is not None and engine._disk.has_threads):
             engine.close()

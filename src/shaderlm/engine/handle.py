@@ -88,6 +88,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         dry = dry_of(request.sampling) if request.generates else None
         self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
         self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
+        self.looked_up = False  # was its prompt looked for on disk?
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
         self.submitted_at = self.started = self.first = self.last = self._ended = 0.0

@@ -23,6 +23,7 @@ class Inbox:
         self.active: dict[int, Handle] = {}
         self.new: deque[Handle] = deque()
         self.cancels: deque[Handle] = deque()
+        self.restoring = set[int]()  # ids of requests whose prompts are looked for on disk; they are new afterwards
         self.closed = self.draining = False
         self.lost: DeviceError | None = None  # the device is, or nobody knows what is in the cache
         self._idle = threading.Condition(self.lock)

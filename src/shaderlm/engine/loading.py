@@ -29,7 +29,7 @@ from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary
 from .cpu import cpu_runner, is_cpu, packs_weights
-from .language_model import LanguageModel
+from .language_model import DEFAULT_CACHE_DISK, LanguageModel
 from .report import LoadReport
 from .sampling import sampling_of_file
 from .tokenizer import Tokenizer
@@ -52,6 +52,8 @@ def load(
     deterministic: bool = False,
     ignore_keys: Collection[str] = (),
     quantize: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_disk: int = DEFAULT_CACHE_DISK,
 ) -> LanguageModel:
     """Load a model: the path of a .gguf file or a Hugging Face folder, "hf:ORG/REPO[/FILE.gguf]", or a name.
 
@@ -75,6 +77,8 @@ def load(
     that would change what is computed, and is not supported, is otherwise refused.
     quantize: "q4_0" or "q8_0" computes with F32, F16 and BF16 matrices in this format. The copy is made once and kept;
     `shaderlm models` lists it.
+    cache_dir: a folder for what is computed of prompts. Prompts that begin alike are found there by later processes.
+    cache_disk: bytes that its files may take (default: 8 GiB); what was used least recently goes first.
     """
     return load_with(
         model,
@@ -87,6 +91,8 @@ def load(
         deterministic=deterministic,
         ignore_keys=ignore_keys,
         quantize=quantize,
+        cache_dir=cache_dir,
+        cache_disk=cache_disk,
     )
 
 
@@ -102,6 +108,8 @@ def load_with(
     deterministic: bool = False,
     ignore_keys: Collection[str] = (),
     quantize: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_disk: int = DEFAULT_CACHE_DISK,
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
     measure: bool = False,
@@ -159,7 +167,14 @@ def load_with(
         seconds = time.perf_counter() - started
         report = _report(name, file, runner.config, runner.report(), backend_of(target), limit, seconds)
         sampling = sampling_of_file(file.metadata)
-    return LanguageModel(runner, tokenizer, report, sampling)
+    loaded = LanguageModel(runner, tokenizer, report, sampling)
+    if cache_dir is not None:
+        try:
+            loaded.use_cache_dir(cache_dir, cache_disk)
+        except BaseException:
+            loaded.close()
+            raise
+    return loaded
 
 
 def _find(

@@ -112,9 +112,12 @@ class MaskQueue:
             masks += self.await_mask(0.0)
         return masks
 
-    def wait(self, seconds: float | None, has_work: Callable[[], object]) -> list[Mask]:
-        """Until a thread has computed one, time is over, or `wake` is called; not at all where there is work."""
-        if not self._computing or self._next:  # those that came during this turn are handed over in the next
+    def wait(self, seconds: float | None, has_work: Callable[[], object], *, woken: bool = False) -> list[Mask]:
+        """Until a thread has computed one, time is over, or `wake` is called; not at all where there is work.
+
+        woken: somebody else will call `wake`. Otherwise there is something to wait for only if masks are computed.
+        """
+        if not (self._computing or woken) or self._next:  # those that came during this turn are handed over in the next
             return []
         self.is_waiting = True
         try:

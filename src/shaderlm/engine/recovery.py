@@ -66,7 +66,7 @@ class Recovery:
         def goes_on(handle: Handle) -> bool:
             if handle is raising or handle.sequence.over:  # interrupted while its sequence left the batch
                 return False
-            if handle in new:
+            if handle in new or handle.id in self.inbox.restoring:
                 return True
             if handle.sequence not in waiting:
                 return False

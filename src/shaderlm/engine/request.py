@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..runtime.disk_cache import DiskStats
 from ..text import ChatFormat
 from ..text.stream import LineLimits
 from .completion import TokenLogprob
@@ -145,6 +146,7 @@ class EngineStats:
     sequences: int  # of all steps
     token_gaps: Histogram  # seconds from a token of a request to the next
     options: EngineOptions
+    disk: DiskStats | None = None  # of the cache on disk, if there is one
 
 
 @dataclass(frozen=True)

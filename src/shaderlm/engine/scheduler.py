@@ -51,6 +51,7 @@ class SequenceState:
     on_device: bool = False  # the last token was sampled for this sequence, and is where a decode row finds it
     cached_tokens: int | None = None  # that were not computed when it first started
     published_tokens: int = 0  # tokens of the prompt whose pages are in the prefix cache
+    saved_tokens: int = 0  # of whole pages that `Scheduler.on_cached` was told of
     last_published_node: PrefixNode | None = None  # the last of these pages there
 
     @property
@@ -125,6 +126,8 @@ class Scheduler:
     waiting: list[SequenceState] = field(default_factory=list)  # the first goes first
     running: list[SequenceState] = field(default_factory=list)  # the oldest is first
     preempted: Callable[[SequenceState], None] = lambda state: None  # is told
+    # Is told of whole pages in the prefix cache: of a prompt that is read, and of a sequence that is over.
+    on_cached: Callable[[SequenceState, int], None] | None = None
     preemptions: int = 0
     _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
     _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
@@ -157,7 +160,7 @@ class Scheduler:
         """A request is over, perhaps before it was added. Its pages stay in the prefix cache, if they may."""
         if state.sequence is not None:
             if keep:
-                self._insert(state, whole=False)
+                self._report(state, self._insert(state, whole=False))
             self._release(state)
         elif state in self.waiting:
             self.waiting.remove(state)
@@ -193,8 +196,8 @@ class Scheduler:
         state.in_flight = state.published_tokens = 0
         state.on_device, state.last_published_node = False, None
 
-    def _insert(self, state: SequenceState, *, whole: bool) -> None:
-        """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: bits differ."""
+    def _insert(self, state: SequenceState, *, whole: bool) -> int:
+        """Keep the pages of known tokens; how many. Of fixed chunks, whole ones of the prompt: bits differ."""
         sequence, fixed_chunk = state.kv_sequence, self.limits.fixed_chunk
         known = min(sequence.length, len(state.tokens))
         if fixed_chunk:
@@ -203,6 +206,14 @@ class Scheduler:
             known = known // PAGE * PAGE
         if state.cache_on_finish and known:
             self._put(state, known)
+        return known if state.cache_on_finish else 0
+
+    def _report(self, state: SequenceState, known: int) -> None:
+        """Say which pages are whole, once."""
+        full = known // PAGE * PAGE
+        if self.on_cached is not None and full > state.saved_tokens:
+            state.saved_tokens = full
+            self.on_cached(state, full)
 
     def _insert_prompt(self, state: SequenceState) -> None:
         """Pages of the prompt that are full can be shared before the request is over."""
@@ -211,6 +222,8 @@ class Scheduler:
         if state.cache_on_finish and full > state.published_tokens:
             self._put(state, full)
             state.published_tokens = full
+        if state.cache_on_finish and state.kv_sequence.length >= state.prompt_tokens:
+            self._report(state, full)
 
     def _put(self, state: SequenceState, length: int) -> None:
         """The first tokens of a sequence into the cache, from where it ended the last time."""

@@ -116,6 +116,7 @@ class GpuSteps(Runner):
             decode_graphs = [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
             self._lowering.tuning = tuned(device, decode_graphs, precision, measure)
         self._weights: dict[str, Any] = {}
+        self._page_copies: Any = None  # a buffer for pages that are read back
         first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
         keys: list[StepSpec | Head] = [StepSpec(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
         keys += [StepSpec(first, CONTEXTS[0], self.cache, True), self.head(1, first, "greedy")]
@@ -313,6 +314,53 @@ class GpuSteps(Runner):
             for first, pages in _together(reserved.entries):
                 self.device.write(self._buffers["page_table"], np.array(pages, np.uint32), 4 * first)
 
+    @property
+    def page_tensors(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that a page is made of: names, and bytes of a page."""
+        states = self.plan(StepSpec(1, CONTEXTS[0], self.cache)).of_role("state").items()
+        return tuple((name, spec.nbytes * PAGE) for name, spec in states)
+
+    def read_pages(self, pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """The contents of pages as the steps that were submitted leave them; nothing is waited for under the lock.
+
+        They are gathered on the device, so that one read-back brings them. It is to be waited for before the next call.
+        """
+        sizes, at, copies = self.page_tensors, 0, []
+        total = len(pages) * sum(nbytes for _, nbytes in sizes)
+        with self.lock:
+            self._check_open()
+            if self._page_copies is None or self._page_copies.size < total:
+                if self._page_copies is not None:
+                    self._page_copies.destroy()
+                self._page_copies = self.device.buffer(total)
+            for name, nbytes in sizes:
+                for first, count in _runs(pages):
+                    copied = count * nbytes
+                    copies.append(Copy(self._buffers[name], self._page_copies, copied, first * nbytes, at))
+                    at += copied
+            self.device.copy(*copies)
+            pending = self.device.submit([], (self._page_copies, total))
+            assert pending is not None
+
+        def wait() -> list[NDArray[np.uint8]]:
+            contents = np.split(pending.wait(), np.cumsum([len(pages) * nbytes for _, nbytes in sizes])[:-1])
+            return [each.reshape(len(pages), -1) for each in contents]
+
+        return wait
+
+    def write_pages(self, pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]) -> Callable[[], object]:
+        """Contents into pages, in the order of submissions; one write for neighbouring pages of a tensor."""
+        with self.lock:
+            self._check_open()
+            for (name, nbytes), data in zip(self.page_tensors, contents, strict=True):
+                at = 0
+                for first, count in _runs(pages):
+                    self.device.write(self._buffers[name], data[at : at + count], first * nbytes)
+                    at += count
+            pending = self.device.submit([], (self._buffers["tokens"], 4))  # what is written is freed then
+            assert pending is not None
+            return pending.wait
+
     # steps -----------------------------------------------------------------------------------------------
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
@@ -445,6 +493,9 @@ class GpuSteps(Runner):
                 for buffer in buffers.values():
                     buffer.destroy()
                 buffers.clear()
+            if self._page_copies is not None:
+                self._page_copies.destroy()
+                self._page_copies = None
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
@@ -465,6 +516,17 @@ def _rows_with_logits(parts: Sequence[SequenceChunk]) -> int:
         rows += part.outputs
         last = rows if part.gives in ("logits", "all logits") else last
     return last
+
+
+def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring pages as (first, how many)."""
+    runs: list[tuple[int, int]] = []
+    for page in pages:
+        if runs and sum(runs[-1]) == page:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((page, 1))
+    return runs
 
 
 def _together(entries: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -116,8 +117,7 @@ class NumpyRunner(Runner):
     def _grow(self, pages: int) -> None:
         pools = {}
         for name, tensor in self._states.items():
-            dtype = np.float16 if tensor.format == "f16" else np.float32
-            pools[name] = np.zeros(self._pool_shape(tensor, pages), dtype)
+            pools[name] = np.zeros(self._pool_shape(tensor, pages), _dtype(tensor))
             if name in self._pools:
                 pools[name][: len(self._pools[name])] = self._pools[name]
         self._pools = pools  # all or nothing
@@ -137,6 +137,29 @@ class NumpyRunner(Runner):
 
     def _copy_page(self, pool: NDArray[Any], source: int, target: int) -> None:
         pool[target * PAGE : (target + 1) * PAGE] = pool[source * PAGE : (source + 1) * PAGE]
+
+    @property
+    def page_tensors(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that a page is made of, as they lie in memory here."""
+        sizes = {name: math.prod(self._pool_shape(each, 1)) for name, each in self._states.items()}
+        return tuple((name, size * _dtype(self._states[name]).itemsize) for name, size in sizes.items())
+
+    def read_pages(self, pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """The contents of pages, copied."""
+        with self.lock:
+            contents = [self._bytes_of(name)[list(pages)] for name, _ in self.page_tensors]
+        return lambda: contents
+
+    def write_pages(self, pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]) -> Callable[[], object]:
+        """Contents into pages."""
+        with self.lock:
+            for (name, _), data in zip(self.page_tensors, contents, strict=True):
+                self._bytes_of(name)[list(pages)] = data
+        return lambda: None
+
+    def _bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """A pool as bytes, [pages, bytes of a page]."""
+        return self._pools[name].reshape(self.pool.pages, -1).view(np.uint8)
 
     def _reserve_positions(self, positions: int) -> None:
         if any(len(self._tables.get(name, ())) < positions for name in self.config.ropes):
@@ -240,6 +263,10 @@ class NumpyRunner(Runner):
         """Where it runs, and how much memory its weights take."""
         nbytes = sum(array.nbytes for array in self.weights.values())
         return {"device": "cpu (NumPy)", "weight_bytes": nbytes, "cache": self.cache, "precision": "exact"}
+
+
+def _dtype(tensor: Tensor) -> np.dtype[Any]:
+    return np.dtype(np.float16 if tensor.format == "f16" else np.float32)
 
 
 class _NumpyDecode(DecodeBatch):

@@ -204,6 +204,10 @@ class PagePool:
             self.retain((shared,))
             self.release([page])
 
+    def take(self, count: int) -> list[int]:
+        """So many free pages, with one user who is no sequence. Call `grow` first."""
+        return [self._take() for _ in range(count)]
+
     def _take(self) -> int:
         page = heapq.heappop(self._free)
         self._users[page] = 1

@@ -46,6 +46,7 @@ class PrefixCache:
         self._pool = pool
         self._roots: dict[Hashable, PrefixNode] = {}  # by client
         self._nodes: dict[int, PrefixNode] = {}  # by page
+        self.age = 0  # how often it was emptied: pages of another age may hold anything
         self.queries = self.hits = self.evicted = 0  # tokens that were looked up and found; pages given back
 
     def match(self, ids: Sequence[int], multiple: int = 1, client: Hashable = None) -> Match:
@@ -78,6 +79,16 @@ class PrefixCache:
         del nodes[pages_for(length) :]
         self._touch(nodes)
         return Match(tuple(node.page for node in nodes), length)
+
+    def pages_of(self, ids: Sequence[int], client: Hashable = None) -> list[int]:
+        """The cached pages of whole pages of these tokens, from the first on. Looking says nothing about their use."""
+        node, pages = self._roots.get(client), list[int]()
+        for first in range(0, len(ids) // PAGE * PAGE, PAGE):
+            node = None if node is None else node.children.get(tuple(ids[first : first + PAGE]))
+            if node is None:
+                break
+            pages.append(node.page)
+        return pages
 
     def insert(
         self,
@@ -156,6 +167,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything."""
+        self.age += 1
         for node in self._nodes.values():
             node.parent = None
             self._pool.uncache(node.page)

@@ -333,8 +333,30 @@ class Runner(ABC):
     @property
     def page_bytes(self) -> int:
         """Bytes of a page: the keys and values of all layers."""
-        tensors = self._architecture.build(self.config, StepSpec(1, cache=self.cache)).tensors.values()
-        return sum(each.nbytes for each in tensors if each.role == "state") * PAGE
+        return sum(nbytes for _, nbytes in self.page_tensors)
+
+    @property
+    @abstractmethod
+    def page_tensors(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that a page is made of: names, and bytes of a page."""
+
+    def take_pages(self, count: int) -> list[int]:
+        """Pages for what comes from elsewhere, with one user: who gives them back. A DeviceError if there are too few.
+
+        `lock` is to be held until they are known to a cache, or longer.
+        """
+        with self.lock:
+            self._check_open()
+            self._make_room(lambda: max(0, count - self.pool.free))
+            return self.pool.take(count)
+
+    @abstractmethod
+    def read_pages(self, pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """The contents of pages as they are now, of each tensor [pages, bytes]. Waited for without the lock."""
+
+    @abstractmethod
+    def write_pages(self, pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]) -> Callable[[], object]:
+        """Contents that `read_pages` gave, into pages that no step writes. Waited for without the lock."""
 
     def truncate(self, sequence: KvSequence, length: int) -> None:
         """Forget what comes after the first `length` positions of a sequence."""
@@ -467,21 +489,7 @@ class Runner(ABC):
         """Pages for what a step writes. All or nothing: the pool grows first."""
         needed = self.pool.needed
         taking = [each for each in counts if needed(*each)]
-        pool = self.pool
-        if pages := pool.missing(taking):
-            most = max(pool.pages, min(pool.max_pages, self.max_pages))
-            limit = min(most, pool.pages_worth_keeping(pages))
-            if self.reclaim is not None and pool.pages + pages > limit:
-                self.reclaim(pool.pages + pages - limit)
-                pages = pool.missing(taking)
-        if pages:
-            pages += pool.pages
-            if pages > most:
-                holds = f"{most * PAGE:,} tokens of all sequences"
-                raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
-            # Twice as many, so that growing is rare; but no more than the sequences can ever fill, or the cache keeps.
-            useful = max(limit if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
-            self._grow(min(most, max(pages, min(2 * pool.pages, useful), FIRST_PAGES)))
+        self._make_room(lambda: self.pool.missing(taking))
         self._reserve_positions(max(sequence.length + count for sequence, count in counts))
         if not taking:  # most decode rows stay in their pages
             return
@@ -492,6 +500,24 @@ class Runner(ABC):
             for (sequence, _), reserved in reversed(list(zip(taking, changed, strict=True))):
                 self.pool.revert(sequence, reserved)
             raise
+
+    def _make_room(self, missing: Callable[[], int]) -> None:
+        """Free pages: as many more as are missing. The pool grows first, then cached pages are given up."""
+        pool, pages = self.pool, missing()
+        if pages:
+            most = max(pool.pages, min(pool.max_pages, self.max_pages))
+            limit = min(most, pool.pages_worth_keeping(pages))
+            if self.reclaim is not None and pool.pages + pages > limit:
+                self.reclaim(pool.pages + pages - limit)
+                pages = missing()
+        if pages:
+            pages += pool.pages
+            if pages > most:
+                holds = f"{most * PAGE:,} tokens of all sequences"
+                raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
+            # Twice as many, so that growing is rare; but no more than the sequences can ever fill, or the cache keeps.
+            useful = max(limit if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
+            self._grow(min(most, max(pages, min(2 * pool.pages, useful), FIRST_PAGES)))
 
     def _records(self, parts: Sequence[SequenceChunk]) -> U32:
         """The records of a step's rows, [rows, 4]."""

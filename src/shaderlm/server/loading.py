@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..engine import EngineOptions, LanguageModel
+from ..engine.language_model import DEFAULT_CACHE_DISK
 from ..errors import InputError, ModelError
 from ..text import RenderLimits
 from .limits import Limits
@@ -37,6 +38,9 @@ class ServeOptions:
     queue: int | None = None
     kv_memory: int | None = None  # bytes
     share_prefixes: bool = False
+    cache_dir: str | None = None  # of the cache on disk
+    cache_disk: int = DEFAULT_CACHE_DISK  # bytes
+    keys: tuple[str, ...] = field(default=(), repr=False)  # of clients, in the order by which requests name them
     warmup: bool = True
 
 
@@ -55,6 +59,9 @@ def serve_model(
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
         engine = EngineOptions(options.parallel, options.queue, tokens, share_prefixes=options.share_prefixes)
         model.engine.configure(engine)
+        if options.cache_dir is not None:
+            with status("reading the model's files for --cache-dir"):
+                model.use_cache_dir(options.cache_dir, options.cache_disk, options.keys)
         if model.has_chat_template:  # what the first request would wait for: the template is compiled
             with suppress(InputError, ModelError):
                 model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)

@@ -151,6 +151,7 @@ class _Collector:
             (counter, "prefix_cache_hits", "Tokens of prompts, found in the prefix cache", stats.prefix_hits),
             (counter, "prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
             (counter, "generation_tokens", "Tokens that were generated", stats.generation_tokens),
+            *_disk_numbers(stats),
         ):
             metric = family(f"shaderlm:{stem}", words, labels=["model_name"])
             metric.add_metric([name], value)
@@ -177,6 +178,20 @@ class _Collector:
             buckets, total = histogram.buckets()
             family.add_metric([self._name], buckets, total)
             yield family
+
+
+def _disk_numbers(stats: EngineStats) -> Iterator[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, int]]:
+    """Of the cache on disk, if there is one."""
+    disk, gauge, counter = stats.disk, GaugeMetricFamily, CounterMetricFamily
+    if disk is None:
+        return
+    yield counter, "disk_cache_hits", "Tokens of prompts, found in the cache on disk", disk.hits
+    yield counter, "disk_cache_read_bytes", "Bytes that were read from the cache on disk", disk.read_bytes
+    yield counter, "disk_cache_written_bytes", "Bytes that were written to it", disk.written_bytes
+    yield counter, "disk_cache_evictions", "Its files that were removed for others", disk.evicted
+    yield counter, "disk_cache_invalid", "Its files that were not as they were written, and were removed", disk.invalid
+    yield counter, "disk_cache_failed_writes", "Files that could not be written to it", disk.failed_writes
+    yield gauge, "disk_cache_bytes", "Bytes of its files", disk.used_bytes
 
 
 def _llama_text(stats: EngineStats, metrics: Metrics) -> str:

@@ -1,0 +1,240 @@
+"""`DiskPages`: pages of the prefix cache on their way to a disk cache and back, beside the steps of an engine.
+
+Nothing of it runs in the thread that steps, but handing over lists of tokens. Pages that are complete are copied from
+the device a few at a time, by a thread that writes files; whoever steps waits for none of it. A request whose prompt
+may be on disk waits, without a place in the batch, until other threads have read, checked and uploaded what there is;
+then it is admitted as any other, and finds the pages in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from ..errors import DeviceError, InputError
+from ..graph.batch import PAGE
+from ..runtime.disk_cache import DiskCache, Stored
+from ..runtime.page_records import Bytes
+from ..runtime.prefix_cache import PrefixCache
+from ..runtime.runner import Runner
+
+RECORD_BYTES = 16 << 20  # of a file: several threads read a conversation, and a bad file loses little of it
+_COPY_BYTES = 4 << 20  # read back at once: a fifth of a millisecond of a GPU's link
+_WAITING = 256  # prompts that wait to be written; then the oldest is left out
+_FLUSH_SECONDS = 10.0  # that the end of an engine waits for what is not written yet
+_READERS = min(8, os.cpu_count() or 1)  # threads that read files
+_AHEAD = _READERS + 2  # files that are read before they are uploaded
+_log = logging.getLogger("shaderlm")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Tokens whose whole pages are in the prefix cache of a client."""
+
+    ids: Sequence[int]
+    client: str | None
+
+
+class DiskPages:
+    """Between the prefix cache of a runner and a disk cache.
+
+    keys: of the clients that requests name by their places; without any all requests are of one client.
+    """
+
+    def __init__(self, runner: Runner, cache: PrefixCache, disk: DiskCache, keys: Sequence[str] = ()) -> None:
+        self.disk = disk
+        self._runner, self._cache, self._keys = runner, cache, tuple(keys)
+        self._jobs: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._writing = self._closed = False
+        self._writer: threading.Thread | None = None
+        self._process = os.getpid()
+        self._loaders = ThreadPoolExecutor(4, "restore")
+        self._readers = ThreadPoolExecutor(_READERS, "read pages")
+
+    def binding_of(self, client: str | None) -> bytes | None:
+        """What the pages of a client depend on; None: it has none on disk, for nobody knows its key."""
+        if client is None:
+            return self.disk.client_binding(None)
+        if not client.isdecimal() or int(client) >= len(self._keys):
+            return None
+        return self.disk.client_binding(self._keys[int(client)])
+
+    # From the device to the disk ---------------------------------------------------------------------------
+
+    def save(self, ids: Sequence[int], client: str | None) -> None:
+        """Whole pages of these tokens are in the prefix cache. Any thread; waits for nothing."""
+        if self._closed or self._process != os.getpid() or len(ids) < PAGE or not self.disk.takes_writes:
+            return
+        with self._wake:
+            if len(self._jobs) == _WAITING:
+                self._jobs.popleft()
+            self._jobs.append(_Job(ids, client))
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="write pages", daemon=True)
+                self._writer.start()
+            self._wake.notify_all()
+
+    def flush(self, seconds: float = _FLUSH_SECONDS) -> bool:
+        """Wait until all is written that was handed over. False: time is over."""
+        if self._process != os.getpid():
+            return False
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._jobs and not self._writing, seconds)
+
+    def close(self) -> None:
+        """Nothing is read or written any more; what is on its way is waited for."""
+        if self._process != os.getpid():
+            return
+        with self._wake:
+            self._closed = True
+            self._jobs.clear()
+            self._wake.notify_all()
+        if self._writer is not None and self._writer is not threading.current_thread():
+            self._writer.join()
+        self._loaders.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+
+    @property
+    def has_threads(self) -> bool:
+        """Does a thread of it run?"""
+        return not self._closed and self._process == os.getpid()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._wake:
+                self._writing = False
+                self._wake.notify_all()
+                self._wake.wait_for(lambda: self._jobs or self._closed)
+                if self._closed:
+                    return
+                job = self._jobs.popleft()
+                self._writing = True
+            try:
+                self._write(job)
+            except (DeviceError, InputError, MemoryError) as problem:  # closed, lost, or there is no memory for a copy
+                _log.debug("pages are not written: %s", problem)
+            except Exception:
+                _log.exception("pages of the cache are not written")
+
+    def _write(self, job: _Job) -> None:
+        binding = self.binding_of(job.client)
+        if binding is None:
+            return
+        pages = len(job.ids) // PAGE
+        stored = self.disk.find(job.ids, binding)
+        first = sum(each.pages for each in stored)
+        of_record = max(1, RECORD_BYTES // self._runner.page_bytes)
+        while first < pages and not self._closed:
+            count = min(of_record, pages - first)
+            contents = self._read_back(job, first, count)
+            if contents is None or not self.disk.write(job.ids, binding, first, contents):
+                break
+            first += count
+        self.disk.touch(self.disk.find(job.ids, binding))
+
+    def _read_back(self, job: _Job, first: int, count: int) -> list[Bytes] | None:
+        """The contents of some pages of a prompt, of each tensor [pages, bytes]; None: they are not cached any more."""
+        runner, cache = self._runner, self._cache
+        with runner.lock:
+            age, pages = cache.age, cache.pages_of(job.ids, job.client)[first : first + count]
+            if len(pages) < count:
+                return None
+            runner.pool.retain(pages)
+        try:
+            at_once = max(1, _COPY_BYTES // runner.page_bytes)
+            parts = [runner.read_pages(pages[i : i + at_once])() for i in range(0, count, at_once)]
+        finally:
+            with runner.lock:
+                runner.pool.release(reversed(pages))
+        if cache.age != age:  # a step failed: nobody knows what is in them
+            return None
+        return [np.concatenate(tensor) for tensor in zip(*parts, strict=True)]
+
+    # From the disk to the device ---------------------------------------------------------------------------
+
+    def restore(self, ids: Sequence[int], client: str | None, done: Callable[[], None]) -> bool:
+        """Look for pages of a prompt and put them into the prefix cache, by other threads; `done` is called then.
+
+        False: there is nothing to look for, and `done` is not called. With `Runner.lock` held.
+        """
+        if self._closed or self._process != os.getpid():
+            return False
+        usable = (len(ids) - 1) // PAGE  # the last token must be run
+        if usable <= 0 or len(self._cache.pages_of(ids, client)) >= usable:
+            return False
+        try:
+            future = self._loaders.submit(self._restore, ids[: usable * PAGE], client)
+        except RuntimeError:  # closed meanwhile
+            return False
+        future.add_done_callback(lambda future: done())
+        return True
+
+    def _restore(self, ids: Sequence[int], client: str | None) -> int:
+        """The same, now. How many tokens came."""
+        try:
+            return self.load(ids, client)
+        except (DeviceError, InputError, MemoryError) as problem:  # closed, lost, or no room for the pages
+            _log.debug("pages are not restored: %s", problem)
+        except Exception:
+            _log.exception("pages of the cache are not restored")
+        return 0
+
+    def load(self, ids: Sequence[int], client: str | None) -> int:
+        """Put what is on disk of these whole pages into the prefix cache of a client; how many tokens came."""
+        binding, runner, cache = self.binding_of(client), self._runner, self._cache
+        if binding is None:
+            return 0
+        with runner.lock:
+            age, known = cache.age, cache.pages_of(ids, client)
+            runner.pool.retain(known)
+        try:
+            stored = self.disk.find(ids, binding, len(known))
+            tokens, arrived = 0, cast("Callable[[], object]", _nothing)
+            for record, contents in self._contents(stored):
+                with runner.lock:
+                    if cache.age != age:
+                        break
+                    pages = runner.take_pages(record.pages)
+                    known += pages  # which are given back in any case
+                    written = runner.write_pages(pages, contents)
+                    cache.insert(ids, known, len(known) * PAGE, client)
+                arrived()  # of the file before: one is on its way while the next is read
+                arrived = written
+                tokens += record.pages * PAGE
+        finally:
+            with runner.lock:
+                runner.pool.release(reversed(known))
+        if stored:
+            self.disk.touch(stored)
+            self.disk.hits += tokens
+        return tokens
+
+    def _contents(self, stored: Sequence[Stored]) -> Iterator[tuple[Stored, list[Bytes]]]:
+        """What records hold, in their order, until one is not as it was written. Some are read ahead."""
+        waiting, reading = deque(stored), deque[tuple[Stored, Future[list[Bytes] | None]]]()
+        try:
+            while waiting or reading:
+                while waiting and len(reading) < _AHEAD:
+                    record = waiting.popleft()
+                    reading.append((record, self._readers.submit(self.disk.read, record)))
+                record, future = reading.popleft()
+                contents = future.result()
+                if contents is None or self._closed:
+                    return
+                yield record, contents
+        finally:
+            for _, future in reading:
+                future.cancel()
+
+
+def _nothing() -> None:
+    """There was no file before."""
