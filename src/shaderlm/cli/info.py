@@ -220,7 +220,7 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
         "vocabulary": _vocabulary(file),
         "rope": _rope_of(model, _numbers(metadata, _ROPE)),
         "windows": _windows(model),
-        "tokenizer": None if refused else _tokenizer(metadata),
+        "tokenizer": None if refused else _tokenizer(metadata, file.vocabulary),
         "chat_template": bool(metadata.get("tokenizer.chat_template")),
         "sampling": dict(sampling_of_file(metadata)),
         "types": _types(file),
@@ -253,7 +253,7 @@ def _verdict(file: Checkpoint, ignore_keys: Collection[str]) -> tuple[str | None
 
     try:
         kind = architecture_of(file)
-        problem: str | None = _tokenizer(file.metadata)["problem"]
+        problem: str | None = _tokenizer(file.metadata, file.vocabulary)["problem"]
         if problem is None:
             return None, (kind, read_config(kind, file, ignore_keys))
     except ModelError as refused:
@@ -320,12 +320,12 @@ def _sizes(model: _Model, weights: int) -> list[dict[str, int]]:
     return sizes
 
 
-def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _tokenizer(metadata: Mapping[str, Any], size: int) -> dict[str, Any]:
     from ..text import Tokenizer, Vocabulary
 
     problem = None
     try:
-        Tokenizer(Vocabulary.from_metadata(metadata))
+        Tokenizer(Vocabulary.from_metadata(metadata, size))
     except ModelError as failure:
         problem = str(failure)
     model, pre = (_json_value(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))

@@ -134,7 +134,7 @@ def load_with(
     with open_checkpoint(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
         opening = pool.submit(choose_device, device, backend)
         kind = architecture_of(file)
-        vocabulary = Vocabulary.from_metadata(file.metadata)
+        vocabulary = Vocabulary.from_metadata(file.metadata, file.vocabulary)
         check_vocabulary(vocabulary)  # before weights are copied
         if on_vocabulary is not None:
             on_vocabulary(len(vocabulary.tokens))
@@ -200,7 +200,7 @@ def identify(
     """
     path, name = _find(model, quantize, progress, ignore_keys)
     with open_checkpoint(path) as file, file.named_in_errors():
-        check_vocabulary(Vocabulary.from_metadata(file.metadata))
+        check_vocabulary(Vocabulary.from_metadata(file.metadata, file.vocabulary))
         check_context(context, read_config(architecture_of(file), file, ignore_keys).context)
         return name, _own_name(file), file.path
 
@@ -208,7 +208,7 @@ def identify(
 def quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Collection[str]) -> Path:
     """The quantised copy of a checkpoint, once it is known that the model runs."""
     with open_checkpoint(path) as file, file.named_in_errors():
-        check_vocabulary(Vocabulary.from_metadata(file.metadata))
+        check_vocabulary(Vocabulary.from_metadata(file.metadata, file.vocabulary))
         read_config(architecture_of(file), file, ignore_keys)
         return quantized_copy(file, kind, progress)
 

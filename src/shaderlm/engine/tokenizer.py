@@ -15,4 +15,4 @@ class Tokenizer(text.Tokenizer):
     def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """The tokenizer of a GGUF file, also of one that holds only a vocabulary, or of a Hugging Face folder."""
         with open_checkpoint(path) as file, file.named_in_errors():
-            return cls(text.Vocabulary.from_metadata(file.metadata))
+            return cls(text.Vocabulary.from_metadata(file.metadata, file.vocabulary))

@@ -44,6 +44,12 @@ class Checkpoint:
     def _release(self) -> None:
         raise NotImplementedError
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it has embeddings of; 0 where it has none."""
+        info = self.tensors.get("token_embd.weight")
+        return info.shape[0] if info else 0
+
     def files(self) -> list[Path]:
         """The files that make this checkpoint, as far as they are read."""
         raise NotImplementedError

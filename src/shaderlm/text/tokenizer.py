@@ -36,6 +36,8 @@ class Tokenizer:
         self.bytes_by_token: Sequence[bytes] = _TokenBytes(vocabulary)
         # Tokens that end a generation: EOS, and the end-of-turn tokens that chat checkpoints use beside it.
         self.stop_ids = _stop_ids(vocabulary)
+        if vocabulary.kind == "none":
+            return  # there is no encoder: `_check_has_text` refuses texts
         build = {"bpe": _byte_level, "spm": _sentence_piece, "unigram": _unigram}[vocabulary.kind]
         flags: Mapping[str, AddedToken] = {}
         if vocabulary.rules is not None:
@@ -74,6 +76,7 @@ class Tokenizer:
         such as <|im_end|>, as that token (default); False reads it as plain text.
         """
         vocabulary = self.vocabulary
+        self._check_has_text()
         ids = _ids(self._special if parse_special else self._plain, text)
         if add_special and vocabulary.add_bos and vocabulary.bos is not None and ids[:1] != [vocabulary.bos]:
             ids = [vocabulary.bos, *ids]
@@ -81,8 +84,16 @@ class Tokenizer:
             ids = [*ids, vocabulary.eos]
         return ids
 
+    def _check_has_text(self) -> None:
+        if self.vocabulary.kind == "none":
+            raise InputError(
+                "this file has no vocabulary, so that it reads no text: give token ids, such as generate([1, 2, 3]) in "
+                "Python or a list as the prompt of /v1/completions"
+            )
+
     def encoder_json(self) -> str:
         """The encoder that reads special tokens in the form of a tokenizer.json."""
+        self._check_has_text()
         return str(self._special.to_str())
 
     def min_tokens(self, text: str) -> int:
@@ -115,6 +126,7 @@ class Tokenizer:
 
         Special tokens without a mark in them are tokens; the marks are left out.
         """
+        self._check_has_text()
         if mark not in text:
             return self.encode(text)
         if self.vocabulary.kind != "unigram":

@@ -18,13 +18,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF'
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PREFIX = "tokenizer.ggml."
 # Of tokenizer.ggml.model: encoders and models of other kinds have them.
+_NONE = ("none", "no_vocab")  # what converters write for a file without a vocabulary
 _OTHERS = {"bert": "WordPiece", "rwkv": "RWKV's own", "plamo2": "PLaMo-2's own"}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and the rules that turn text into them. `kind` is "bpe" (byte-level), "spm" or "unigram".
+    """Tokens and the rules that turn text into them. `kind` is "bpe" (byte-level), "spm", "unigram" or "none".
 
+    "none" is that of files without a vocabulary: they run with token ids, and the text of a token is its number.
     "spm" merges pieces in the order of their scores, "unigram" takes the pieces with the highest sum of scores: the two
     algorithms of SentencePiece.
     """
@@ -56,15 +58,25 @@ class Vocabulary:
     strip_before: frozenset[int] = frozenset()
     strip_after: frozenset[int] = frozenset()
 
+    @classmethod
+    def _none(cls, size: int) -> Vocabulary:
+        tokens = [f"[{i}]" for i in range(size)]
+        return cls("none", "", tokens, [NORMAL] * size, [], [], None, None, None, False, False, False, None)
+
     @cached_property
     def not_normal(self) -> Sequence[int]:
         """The few tokens that are not plain text: special ones, bytes, those that a user defined."""
         return [i for i, kind in enumerate(self.types) if kind != NORMAL]
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
-        """Take the vocabulary out of a GGUF file's metadata; what is missing or contradictory is a ModelError."""
+    def from_metadata(cls, metadata: Mapping[str, Any], size: int = 0) -> Vocabulary:
+        """Take the vocabulary out of a GGUF file's metadata; what is missing or contradictory is a ModelError.
+
+        size: how many tokens there are where the file has no vocabulary.
+        """
         model = _text(metadata, "model", None)
+        if model in _NONE:
+            return cls._none(size)
         if model in _OTHERS:
             raise ModelError(
                 f"{_PREFIX}model {model!r} ({_OTHERS[model]}) is not supported; 'gpt2', 'llama' and 't5' are"

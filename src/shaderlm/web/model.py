@@ -59,7 +59,8 @@ def opened(
     with open_checkpoint(path) as file, file.named_in_errors():
         kind = architecture_of(file)
         config = config_of_file(kind, file, context, dense=False, ignore_keys=ignore_keys)
-        tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
+        vocabulary = Vocabulary.from_metadata(file.metadata, file.vocabulary)
+        tokenizer = Tokenizer(vocabulary) if vocabulary.kind != "none" else None
         types = Counter(info.kind for info in file.tensors.values())
-        template = tokenizer.vocabulary.chat_template if chat_template is None else chat_template
+        template = vocabulary.chat_template if chat_template is None else chat_template
         yield WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()), template)
