@@ -283,6 +283,7 @@ CASES: list[Case] = [
     ),
     *(Case(*row) for row in ATTENTION),
     *_cases("slice", "tokens width first count batched", [(1, 1, 0, 1), (3, 70, 13, 57), (65, 96, 64, 32, True), (1, 70_001, 5, 69_996)]),
+    *_cases("short_conv", "tokens width kernel silu single", [(1, 7, 3, False, True), (9, 33, 4, True, True), (70, 66, 4), (3, 5, 2, True)]),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case

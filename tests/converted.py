@@ -76,6 +76,22 @@ _NETWORK: Mapping[str, Callable[[Array], Parts]] = {
 }
 
 
+def _lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
+    kv_heads = config["num_key_value_heads"]
+    return {
+        Keys.Attention.HEAD_COUNT_KV: [kv_heads if each == "full_attention" else 0 for each in config["layer_types"]],
+        Keys.Attention.LAYERNORM_RMS_EPS: config["norm_eps"],
+        Keys.Attention.LAYERNORM_EPS: None,
+        Keys.ShortConv.L_CACHE: config["conv_L_cache"],
+    }
+
+
+def _lfm2_width(config: Mapping[str, Any]) -> int:
+    multiple = int(config["block_multiple_of"])
+    width = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
+    return multiple * ((width + multiple - 1) // multiple)
+
+
 def _deepstack(config: Mapping[str, Any]) -> dict[str, Any]:
     return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(config["vision_config"]["deepstack_visual_indexes"])}
 
@@ -87,6 +103,15 @@ _FACTORS: Mapping[str, str] = {
 }
 _HOW: Mapping[str, How] = {
     "llama": How(pairs=True),
+    "lfm2": How(more=lambda c: {**_lfm2(c), Keys.LLM.FEED_FORWARD_LENGTH: _lfm2_width(c)}),
+    "lfm2moe": How(
+        parts={"feed_forward.expert_bias": lambda v: {(MODEL_TENSOR.FFN_EXP_PROBS_B, "bias"): v}},
+        more=lambda c: {
+            **_lfm2(c),
+            Keys.LLM.LEADING_DENSE_BLOCK_COUNT: c["num_dense_layers"],
+            Keys.LLM.EXPERT_GATING_FUNC: 2,
+        },
+    ),
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "olmo2": How(pattern=True),
     "gemma2": How(norm_offset=1.0),
@@ -267,6 +292,11 @@ def _llama3(given: Mapping[str, Any], wave: float) -> float:
     return float(1 / ((1 - share) / factor + share))
 
 
+def _spellings(name: str) -> tuple[str, str]:
+    """The package has some names of experts as converters make them, without what all tensors begin with."""
+    return name, name.removeprefix("model.")
+
+
 def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensors) -> Tensors:
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, made[Keys.LLM.BLOCK_COUNT])
@@ -281,7 +311,8 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
             for (kind, suffix), part in how.parts[inner](values).items():
                 found[f"{TENSOR_NAMES[kind].format(bid=layer)}.{suffix}"] = np.ascontiguousarray(part)
             continue
-        called = names.get_name(re.sub(r"\.experts\.\d+\.", ".experts.", name), (".weight", ".bias"))
+        stacked = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        called = next(filter(None, (names.get_name(each, (".weight", ".bias")) for each in _spellings(stacked))), None)
         assert called is not None, f"gguf has no name for {name} of {architecture}"
         stem = called.split(".")[-2]
         if how.transposed and values.ndim == 2 and "embd" not in stem:

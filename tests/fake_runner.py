@@ -96,7 +96,7 @@ class FakeRunner(Runner):
     def __init__(
         self, token: NextToken, vocabulary: int, *, ahead: int = 2, context: int = 1 << 20, max_tokens: int = 64
     ) -> None:
-        super().__init__(None, SimpleNamespace(context=context, vocabulary=vocabulary), None, None)  # type: ignore[arg-type]
+        super().__init__(None, SimpleNamespace(context=context, vocabulary=vocabulary, recurrent=False), None, None)  # type: ignore[arg-type]
         self.token, self.max_tokens = token, max_tokens
         self.steps_ahead = self.steps_ahead_alone = ahead
         self.decode_rows = 1
@@ -140,6 +140,15 @@ class FakeRunner(Runner):
             for source, target in reserved.copies:
                 self.memory[target * PAGE : (target + 1) * PAGE] = self.memory[source * PAGE : (source + 1) * PAGE]
             self.tables.update(reserved.entries)
+
+    def _grow_states(self, rows: int) -> None:
+        raise AssertionError("this model keeps no states")
+
+    def _copy_state(self, source: int, target: int) -> None:
+        raise AssertionError("this model keeps no states")
+
+    def _write_table(self, index: int, word: int) -> None:
+        raise AssertionError("this model keeps no states")
 
     def _reserve_positions(self, positions: int) -> None:
         pass

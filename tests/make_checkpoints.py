@@ -148,6 +148,8 @@ _FALCON = {
     "constants": {"tensor_data_layout": "jploski"},
 }
 
+_CONV_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+
 CHECKPOINTS: dict[str, Row] = {
     "gpt2": Row("gpt2", "GPT2", {}),
     "llama-llama3": Row("llama", "Llama", {"rope_parameters": _LLAMA3}),
@@ -215,6 +217,8 @@ CHECKPOINTS: dict[str, Row] = {
     "granitemoe": Row("granitemoe", "GraniteMoe", _GRANITEMOE),
     "granitemoe-shared": Row("granitemoe", "GraniteMoeShared", {**_GRANITEMOE, "shared_intermediate_size": 64}),
     "gpt-oss": Row("gpt-oss", "GptOss", {"head_dim": 16, "sliding_window": 12, "rope_parameters": _PLAIN, **_USED}),
+    "lfm2": Row("lfm2", "Lfm2", {**_CONV_LAYERS, "intermediate_size": 150, "block_multiple_of": 32}),
+    "lfm2moe": Row("lfm2moe", "Lfm2Moe", {**_CONV_LAYERS, **_MOE, "num_dense_layers": 1, "num_attention_heads": 2}),
     "falcon": Row("falcon", "Falcon", {"num_kv_heads": 1, "ffn_hidden_size": 96}, _FALCON),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }

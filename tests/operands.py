@@ -12,7 +12,7 @@ from shaderlm.formats import blocks
 from shaderlm.graph import reference, sampling
 from shaderlm.graph.batch import LAST, contiguous_batch, make_batch
 
-from . import attention_operands, sampling_operands
+from . import attention_operands, recurrent_operands, sampling_operands
 from .attention_operands import weighted_norm
 from .weights import make_weight, unpack_q4gsw
 
@@ -317,6 +317,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "embedding": _embedding,
     "add_positions": _add_positions,
     "slice": _slice,
+    "short_conv": recurrent_operands.short_conv,
     "take_rows": _take_rows,
     "add": _pointwise(reference.add),
     "mul": _pointwise(reference.mul),

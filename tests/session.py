@@ -39,6 +39,7 @@ class Session:
         self._runner = runner
         self.sequence = runner.add()
         self._decode: tuple[SamplerSettings, DecodeBatch] | None = None
+        self._ids: list[int] = []  # that were run, as far as they are known here
 
     @property
     def length(self) -> int:
@@ -46,8 +47,11 @@ class Session:
         return self.sequence.length
 
     def rewind(self, length: int) -> None:
-        """Forget what comes after the first `length` positions."""
-        self._runner.truncate(self.sequence, length)
+        """Forget what comes after the first `length` positions. What a state lost beside is run again."""
+        kept = self._runner.truncate(self.sequence, length)
+        del self._ids[length:]
+        if kept < length:
+            self._runner.feed(self.sequence, self._ids[kept:])
 
     def set_history(self, ids: Sequence[int]) -> None:
         """The tokens that penalties count, beside those that are sampled with penalties from now on."""
@@ -55,10 +59,12 @@ class Session:
 
     def feed(self, ids: Sequence[int]) -> None:
         """Run tokens."""
+        self._ids += ids
         self._runner.feed(self.sequence, ids)
 
     def sample(self, ids: Sequence[int], settings: SamplerSettings = GREEDY) -> TokenOf:
         """Run tokens and sample the next one, without waiting for it."""
+        self._ids += ids
         return token_of(self._runner.feed(self.sequence, ids, "token", settings), self.sequence)
 
     def advance(self, settings: SamplerSettings = GREEDY) -> TokenOf:
@@ -70,6 +76,7 @@ class Session:
 
     def logits(self, ids: Sequence[int]) -> F32:
         """Run tokens and return the logits after the last one, [vocabulary]."""
+        self._ids += ids
         found = self._runner.feed(self.sequence, ids, "logits").logits
         assert found is not None
         last: F32 = found[-1]
@@ -77,6 +84,7 @@ class Session:
 
     def all_logits(self, ids: Sequence[int]) -> F32:
         """Run tokens and return the logits after every one, [tokens, vocabulary]."""
+        self._ids += ids
         found, most = [], min(self._runner.max_tokens, self._runner.max_outputs)
         for first in range(0, len(ids), most):
             result = self._runner.step([SequenceChunk(self.sequence, ids[first : first + most], "all logits")])

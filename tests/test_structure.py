@@ -320,7 +320,7 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
     absent = set()
     if dims.get("batched") is False and dims.get("epilogue") != "rope_kv_write":
         absent.add("batch")
-    if not (dims.get("paged") and dims.get("advance", True)):
+    if not (dims.get("paged") and dims.get("advance", True)) and "state" not in OPS[op].inputs:
         absent.add("page_table")
     if dims.get("counted") is False:
         absent.add("counts")

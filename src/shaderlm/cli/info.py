@@ -350,6 +350,9 @@ def _types(file: Checkpoint) -> dict[str, dict[str, Any]]:
     return types
 
 
+_LEAST_COLUMNS = 32  # of a matrix on a GPU
+
+
 def _gpu_bytes(read: Sequence[TensorInfo]) -> int | None:
     """Bytes of weights as they lie on a GPU; None where there are none, or of types without a format."""
     from ..formats.weight_formats import WEIGHT_FORMATS
@@ -357,8 +360,8 @@ def _gpu_bytes(read: Sequence[TensorInfo]) -> int | None:
 
     total = 0
     for tensor in read:
-        if len(tensor.shape) == 1:
-            total += 4 * tensor.shape[0]
+        if len(tensor.shape) == 1 or tensor.shape[-1] < _LEAST_COLUMNS:  # short convolutions are no products
+            total += 4 * math.prod(tensor.shape)
         elif len(tensor.shape) in (2, 3) and tensor.kind in WEIGHT_FORMATS:
             n, k = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # matrices of experts lie one below the other
             lay = layout({"N": n, "K": k, "format": tensor.kind})

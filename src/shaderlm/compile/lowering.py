@@ -167,7 +167,7 @@ class _Work:
             # Packed weights come as `weight.0`, `scales.0`, `weight.1`, …
             name = tensor.name if "." not in key else f"{tensor.name}/{key}"
             spec = BufferSpec("weight", nbytes, _source(tensor, routed.weight_parts, key))
-        elif tensor.role in ("state", "table"):
+        elif tensor.role in ("state", "recurrent", "table"):
             source = self.tables.get(tensor.name, {}) if tensor.role == "table" else {"format": tensor.format}
             name, spec = tensor.name, BufferSpec(tensor.role, tensor.nbytes, source)
         elif tensor.role == "input" or tensor.name in self.graph.outputs:
@@ -212,7 +212,7 @@ def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tens
     """
     if dispatch.idle:
         return 0
-    if tensor is not None and tensor.role in ("state", "table"):
+    if tensor is not None and tensor.role in ("state", "recurrent", "table"):
         nbytes = tensor.nbytes
     if key not in CACHES:
         return nbytes

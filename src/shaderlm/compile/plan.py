@@ -15,9 +15,10 @@ from ..gpu import DeviceCaps, Program, Step
 from ..graph import OPS
 from ..graph.fuse import RejectedFusion
 
-# weight: from the checkpoint. table: computed by a formula. state: the cache, kept from step to step. input and output:
-# written and read by the runner. scratch: between dispatches. params: the numbers of a dispatch.
-Role = Literal["weight", "table", "state", "input", "output", "scratch", "params"]
+# weight: from the checkpoint. table: computed by a formula. state: the cache, kept from step to step; recurrent: so are
+# the states of recurrent layers. input and output: written and read by the runner. scratch: between dispatches. params:
+# the numbers of a dispatch.
+Role = Literal["weight", "table", "state", "recurrent", "input", "output", "scratch", "params"]
 
 NONE = "none"  # stands for an operand that is not there (no bias)
 
@@ -27,7 +28,8 @@ class BufferSpec:
     """A buffer of a plan. `source` says what it holds; its keys depend on the role.
 
     weight: tensors (name, rows), interleaved, columns, format, rows (first, end), part and layout. table: formula and
-    its parameters. params: words. A state or a table has as many rows as the runner likes: `nbytes` is one row.
+    its parameters. params: words. A state or a table has as many rows as the runner likes: `nbytes` is one row. What is
+    recurrent has a row for each sequence.
     """
 
     role: Role

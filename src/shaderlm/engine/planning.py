@@ -38,9 +38,10 @@ from ..models.config import Config, StepSpec
 from ..runtime.numpy_runner import FIRST_POSITIONS as CPU_POSITIONS
 from ..runtime.packed_cpu.lowering import lower
 from ..runtime.packed_cpu.sizes import weight_bytes
-from ..runtime.pages import MAX_SEQUENCES, pages_for
+from ..runtime.pages import MAX_SEQUENCES, pages_for, table_stride
 from ..runtime.runner import bucket, buckets
 from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of, pages_of
+from ..runtime.states import FIRST_STATES
 from .cpu import is_cpu
 from .loading import Progress, check_context, check_precision, config_of_file
 
@@ -162,9 +163,10 @@ def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *
 
 
 def cache_bytes(kind: Architecture, config: Config, tokens: int, cache: str = "f16") -> int:
-    """What keys and values of so many tokens take, in whole pages, as every device allocates them."""
+    """What keys and values of so many tokens take, in whole pages, and states, as every device allocates them."""
     tensors = kind.build(config, StepSpec(1, cache=cache)).tensors.values()
-    return sum(each.nbytes for each in tensors if each.role == "state") * PAGE * pages_of(tokens)
+    states = sum(each.nbytes for each in tensors if each.role == "recurrent") * FIRST_STATES
+    return sum(each.nbytes for each in tensors if each.role == "state") * PAGE * pages_of(tokens) + states
 
 
 def cpu_memory(
@@ -179,7 +181,7 @@ def cpu_memory(
     sizes = weight_bytes([lower(body, precision), lower(head, precision)])
     everything = {tensor.name: 4 * tensor.size for graph in (body, head) for tensor in graph.weights()}
     positions = min(config.context, max(CPU_POSITIONS, 2 * context))
-    scratch = 4 * MAX_SEQUENCES * (1 + pages_for(config.context))
+    scratch = 4 * MAX_SEQUENCES * (1 + table_stride(pages_for(config.context), config.recurrent))
     scratch += positions * sum(4 * rope.rotary for rope in config.ropes.values())
     weights = sizes.total if packed else sum(everything.values())
     return Memory(weights, cache_bytes(kind, config, context, "f32"), scratch), sizes.dense if packed else 0

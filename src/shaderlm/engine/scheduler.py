@@ -109,6 +109,7 @@ class SchedulerLimits:
     shares_prefixes: bool = False  # among all clients, in whole pages
     max_outputs: int = MAX_SEQUENCES  # rows of a step that give something; at least `max_running`
     max_pages: int = 1 << 31  # of the pool, if the device has the memory
+    caches_prefixes: bool = True  # a page alone does not say what recurrent layers know
 
 
 @dataclass
@@ -204,7 +205,7 @@ class Scheduler:
             known = min(known, state.prompt_tokens) // max(fixed_chunk, PAGE) * max(fixed_chunk, PAGE)
         elif whole:
             known = known // PAGE * PAGE
-        if state.cache_on_finish and known:
+        if state.cache_on_finish and known and self.limits.caches_prefixes:
             self._put(state, known)
         return known if state.cache_on_finish else 0
 
@@ -219,7 +220,7 @@ class Scheduler:
         """Pages of the prompt that are full can be shared before the request is over."""
         unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.kv_sequence.length, state.prompt_tokens) // unit * unit
-        if state.cache_on_finish and full > state.published_tokens:
+        if state.cache_on_finish and full > state.published_tokens and self.limits.caches_prefixes:
             self._put(state, full)
             state.published_tokens = full
         if state.cache_on_finish and state.kv_sequence.length >= state.prompt_tokens:
@@ -439,7 +440,7 @@ class Scheduler:
         if not self.waiting or self._blocked or len(self.running) >= self._max_running:
             return None
         state, match = self.waiting[0], Match()
-        if state.cached:
+        if state.cached and self.limits.caches_prefixes:
             fixed_chunk = self.limits.fixed_chunk
             # With fixed chunks, what was generated is run again.
             ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens

@@ -87,12 +87,13 @@ class StepCore:
         """What a step may hold."""
         runner = self._runner
         rows, outputs = runner.max_tokens, min(runner.max_outputs, runner.max_tokens)
-        running = outputs if options.parallel is None else min(options.parallel, outputs)
+        running = min(outputs if options.parallel is None else min(options.parallel, outputs), runner.max_states)
         chunk = options.chunk_tokens or rows
         pages = runner.max_pages
         if options.cache_tokens is not None:
             pages = min(pages_for(options.cache_tokens), pages)
-        return SchedulerLimits(rows, running, chunk, runner.fixed_chunk, options.share_prefixes, outputs, pages)
+        shared, cached = options.share_prefixes, not runner.config.recurrent
+        return SchedulerLimits(rows, running, chunk, runner.fixed_chunk, shared, outputs, pages, cached)
 
     def submit(self, batch: Batch) -> bool:
         """One more step on its way; False: the pool cannot grow for it, which is known now. Then its pages must do."""

@@ -71,6 +71,8 @@ class FolderConfig:
         self.head_width = _whole("head_dim", self.get("attention.key_length") or hidden // heads)
         if self.get("feed_forward_length") is None:
             self.set("feed_forward_length", 4 * hidden)  # n_inner of GPT-2
+        self._adjusted_ffn()
+        self._recurrent()
         self._window()
         self._unrotated()
         self._mixed()
@@ -82,6 +84,36 @@ class FolderConfig:
         for key, value in self._unread.items():
             if not self.row.is_harmless(key, value):
                 self.set(f"config.{key}", value)
+
+    def _adjusted_ffn(self) -> None:
+        """The width of LFM2's network: two thirds, times a factor, in whole multiples."""
+        if not self.row.adjusted_ffn:
+            return
+        adjust, factor = self.take("block_auto_adjust_ff_dim"), self.take("block_ffn_dim_multiplier")
+        multiple = self.whole("block_multiple_of")
+        if not isinstance(adjust, bool):
+            raise ModelError(f"config.json: block_auto_adjust_ff_dim must be true or false, it is {adjust!r:.60}")
+        factor = _number("block_ffn_dim_multiplier", factor)
+        if adjust:
+            width = int(factor * int(2 * _whole("intermediate_size", self.get("feed_forward_length")) / 3))
+            self.set("feed_forward_length", multiple * -(-width // multiple))
+
+    def _recurrent(self) -> None:
+        """Which layers keep a state, as GGUF says it: they have no heads of keys and values."""
+        name, layers = self.row.recurrent, _whole("num_hidden_layers", self.get("block_count"))
+        if not name:
+            return
+        types, attending = self.take("layer_types"), self.take("full_attn_idxs")
+        if not isinstance(attending, (list, NoneType)):
+            raise ModelError(f"config.json: full_attn_idxs must list layers, it is {attending!r:.60}")
+        listed = None if attending is None else [_FULL if i in attending else name for i in range(layers)]
+        types = listed if types is None else types
+        if listed is not None and listed != types:
+            raise ModelError("config.json: full_attn_idxs and layer_types differ")
+        if not isinstance(types, list) or len(types) != layers or not all(each in (_FULL, name) for each in types):
+            raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {name!r}")
+        kv_heads = self.get("attention.head_count_kv") or self.get("attention.head_count")
+        self.set("attention.head_count_kv", [kv_heads if each == _FULL else 0 for each in types])
 
     def _unrotated(self) -> None:
         """Layers without rope must be those that GGUF's readers know of."""

@@ -170,6 +170,8 @@ class ModelType:
     local_rope: layers with a window have a base of rope of their own.
     unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
     mixed: decoder_sparse_step and mlp_only_layers say which layers have experts.
+    recurrent: what layer_types calls layers that keep a state in place of keys and values.
+    adjusted_ffn: block_auto_adjust_ff_dim says that the network is narrower than intermediate_size.
     defaults: of keys that config.json may lack. partial_rotary_factor is read where it has one.
     older: keys by the names that they had before.
     nested: the key that holds those of the text model.
@@ -188,6 +190,8 @@ class ModelType:
     local_rope: bool = False
     unrotated_every: int = 0
     mixed: bool = False
+    recurrent: str = ""
+    adjusted_ffn: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
@@ -355,6 +359,48 @@ _GRANITEMOE = ModelType(
             TensorSplit("ffn_up_shexp", "second half"),
         ),
         "shared_mlp.output_linear": "ffn_down_shexp",
+    },
+)
+
+_CONV_SIZES = "conv_dim conv_dim_out block_dim num_heads"
+_LFM2 = ModelType(
+    "lfm2",
+    theta=1e6,
+    recurrent="conv",
+    adjusted_ffn=True,
+    keys={"norm_eps": ("attention.layer_norm_rms_epsilon",), "conv_L_cache": ("shortconv.l_cache",)},
+    defaults={
+        "norm_eps": 1e-5,
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "tie_word_embeddings": True,
+    },
+    older={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings", "theta": "rope_theta"},
+    neutral={"conv_bias": (False,), "block_use_swiglu": (True,), "use_pos_enc": (True,)},
+    harmless={
+        **dict.fromkeys(_CONV_SIZES.split(), "tensors say it"),
+        **dict.fromkeys(
+            ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init"),
+            "for training",
+        ),
+        "block_norm_eps": "norm_eps is what is read",
+        "rms_norm_eps": "norm_eps is what is read",
+    },
+    whole={"model.embedding_norm": "token_embd_norm"},
+    layer={
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+        "conv.conv": "shortconv.conv",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+        "feed_forward.w1": "ffn_gate",
+        "feed_forward.w3": "ffn_up",
+        "feed_forward.w2": "ffn_down",
     },
 )
 
@@ -804,6 +850,38 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "shared_mlp.input_linear": (TensorSplit("ffn_gate", "first half"), TensorSplit("ffn_up", "second half")),
             "shared_mlp.output_linear": "ffn_down",
         },
+    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        architecture="lfm2moe",
+        adjusted_ffn=False,
+        keys={
+            **_LFM2.keys,
+            **_EXPERT_KEYS,
+            "moe_intermediate_size": ("expert_feed_forward_length",),
+            "num_dense_layers": ("leading_dense_block_count",),
+            "routed_scaling_factor": ("expert_weights_scale",),
+        },
+        defaults={
+            "norm_eps": 1e-5,
+            "conv_L_cache": 3,
+            "num_dense_layers": 2,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "tie_word_embeddings": True,
+        },
+        neutral={**_LFM2.neutral, "norm_topk_prob": (True,), "use_expert_bias": (True,)},
+        layer={
+            **_LFM2.layer,
+            "feed_forward.gate": "ffn_gate_inp",
+            "feed_forward.expert_bias": "exp_probs_b",
+            "feed_forward.experts.{e}.w1": "ffn_gate_exps",
+            "feed_forward.experts.{e}.w3": "ffn_up_exps",
+            "feed_forward.experts.{e}.w2": "ffn_down_exps",
+        },
+        renames=((r"\.expert_bias$", ".expert_bias.bias"),),
     ),
     "granitemoe": _GRANITEMOE,
     "granitemoeshared": _GRANITEMOE,

@@ -105,6 +105,11 @@ def one_group_is_enough(d: Dims) -> str | None:
     return None
 
 
+def kernel_has_state(d: Dims) -> str | None:
+    """A convolution over one token has nothing to remember."""
+    return None if d["kernel"] >= 2 else f"kernel must be at least 2, got {d['kernel']}"
+
+
 def experts_are_there(d: Dims) -> str | None:
     """A row chooses different experts."""
     return f"used must be at most experts={d['experts']}, got {d['used']}" if d["used"] > d["experts"] else None

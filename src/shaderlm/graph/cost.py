@@ -44,6 +44,11 @@ def attended(d: Dims, position: int) -> int:
     return int(4 * d["Hq"] * d["D"] * pairs)
 
 
+def states(d: Dims, position: int) -> float:
+    """The state of each sequence, read and written."""
+    return 2.0 * (d["tokens"] if d["single"] else 1)
+
+
 def sampled(d: Dims, position: int) -> int:
     """A comparison per logit; where tokens are drawn, also a division, an exponential and a sum."""
     return int((1 if d["greedy"] else 4) * d["rows"] * d["width"])

@@ -81,6 +81,12 @@ def attention(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, scores)}
 
 
+def short_conv(d: Dims, x: Operands) -> dict[str, Array]:
+    """Over the last rows of each sequence, those of earlier steps from its state."""
+    rows, weight = x["x"].reshape(d["tokens"], d["width"]), x["weight"].reshape(d["width"], d["kernel"])
+    return {"out": reference.short_conv(rows, weight, x["batch"], x["page_table"], x["state"], silu=d["silu"])}
+
+
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
     """Some columns of every row."""
     end = d["first"] + d["step"] * d["count"]

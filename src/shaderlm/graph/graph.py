@@ -12,7 +12,7 @@ from .ops import OPS, resolve
 
 _BYTES = {"f32": 4, "u32": 4, "f16": 2}
 
-Role = Literal["input", "weight", "table", "state", "hidden"]
+Role = Literal["input", "weight", "table", "state", "recurrent", "hidden"]
 
 
 class TensorSlice(NamedTuple):
@@ -35,7 +35,7 @@ class Tensor:
 
     A weight consists of `parts` of the checkpoint, stacked, or row by row in turns (`interleaved`); `format` says how
     they are stored. A state (the cache) lives from one run to the next; it and a table (of rope) have as many rows as
-    whoever runs the graph gives them: their shape here has one.
+    whoever runs the graph gives them: their shape here has one. So has what is recurrent: a row for each sequence.
     """
 
     name: str
@@ -49,6 +49,11 @@ class Tensor:
     def size(self) -> int:
         """How many values."""
         return math.prod(self.shape)
+
+    @property
+    def is_kept(self) -> bool:
+        """Does it live from one run to the next?"""
+        return self.role in ("state", "recurrent")
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +92,7 @@ class Graph:
             missing = [name for name in node.inputs.values() if name not in available]
             if missing:
                 raise KernelError(f"{node.op} of {node.layer} reads {missing} before it is made")
-            again = [n for n in node.outputs.values() if n in available and self.tensors[n].role != "state"]
+            again = [n for n in node.outputs.values() if n in available and not self.tensors[n].is_kept]
             if again:
                 raise KernelError(f"{node.op} of {node.layer} makes {again} a second time")
             available |= set(node.outputs.values())

@@ -194,6 +194,23 @@ _TABLE = (
         dict.fromkeys(cost.CACHES, cost.tokens),
         outputs=("k_cache", "v_cache"),
     ),
+    # Before the first token there are zeros. The state has the last kernel − 1 rows of x of a sequence; page_table has
+    # its row before the entries of the sequence.
+    Op(
+        "short_conv",
+        "Σ_j w[c, j] · x[t − (kernel − 1) + j, c] over rows of one sequence; silu: y / (1 + exp(−y)) of it",
+        ("x", "weight", "batch", "page_table", "state"),
+        {
+            **dict.fromkeys(("tokens", "width", "kernel"), REQUIRED),
+            "silu": False,
+            "single": False,  # each row is of another sequence
+        },
+        formulas.short_conv,
+        cost.per_value(2, "tokens", "width", "kernel"),
+        {"state": cost.states},
+        (conditions.kernel_has_state,),
+        outputs=("out", "state"),
+    ),
     Op(
         "rope",
         "(u·cos − v·sin, u·sin + v·cos) for each pair of a head, cos and sin of the position of its row",

@@ -121,6 +121,28 @@ def kv_write(k: Any, v: Any, k_cache: Any, v_cache: Any, batch: Any) -> None:
     v_cache[slots[there]] = np.asarray(v)[:rows][there]
 
 
+def state_row(record: Any, page_table: Any) -> int:
+    """The row of a record's sequence in the states: the word before the entries of the sequence."""
+    return int(page_table[int(record[3] & ~np.uint32(RUN)) - 1])
+
+
+def short_conv(x: Any, weight: Any, batch: Any, page_table: Any, state: Any, *, silu: bool) -> F64:
+    """[tokens, width], [width, kernel], states [rows, kernel − 1, width] → [tokens, width]; the states are changed.
+
+    A sequence begins after zeros, whatever its state holds. Padding rows are 0.
+    """
+    out = np.zeros(x.shape, _dtype.get())
+    before = weight.shape[1] - 1
+    for first, count in stretches(batch):
+        record = batch[1 + first]
+        row = state_row(record, page_table)
+        history = state[row] if record[1] else np.zeros_like(state[row])
+        seen = np.concatenate([_floats(history), _floats(x[first : first + count])])
+        out[first : first + count] = sum(seen[j : j + count] * _floats(weight)[:, j] for j in range(before + 1))
+        state[row] = seen[-before:]
+    return silu_mul(out, 1.0) if silu else out
+
+
 class Scores(NamedTuple):
     """What attention does with scores beside softmax, all of it optional."""
 

@@ -21,6 +21,7 @@ from .config import (
     FfnInput,
     Layer,
     Metadata,
+    Mixer,
     Mixture,
     Rope,
     Shapes,
@@ -30,6 +31,7 @@ from .config import (
 from .experts import add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
 from .predictors import without_predictors
+from .recurrent import LayerBuilder, attention_heads, conv_matrices, read_layers, read_short_conv, vectors
 from .rope import read_rope
 
 OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
@@ -64,6 +66,8 @@ class Architecture:
     positions: Literal["rope", "long_rope", "learned"] = "rope"
     packed_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sinks: bool = False  # every head has a score without a key: attn_sinks
+    mixer: Mixer = "attention"  # of the layers that do not attend, where there are some
+    output_norm: str = OUTPUT_NORM  # what files call the norm after the layers
     # Matrices and norms that always have one, by the names in a checkpoint; "output" is that of the logits.
     biases: tuple[str, ...] = ()
     mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
@@ -109,7 +113,11 @@ class Architecture:
         layers, shapes, predictors = without_predictors(meta, shapes)
         hidden = meta.whole("embedding_length")
         heads = meta.whole("attention.head_count", maximum=4096)
-        kv_heads = meta.whole("attention.head_count_kv", heads, maximum=4096)
+        attends: tuple[bool, ...] = ()
+        if self.mixer == "short_conv":
+            kv_heads, attends = attention_heads(meta, heads, layers)
+        else:
+            kv_heads = meta.whole("attention.head_count_kv", heads, maximum=4096)
         if heads % kv_heads:
             key = meta.full("attention.head_count")
             raise ModelError(f"{key} must be a multiple of head_count_kv, got {heads} and {kv_heads}")
@@ -146,6 +154,8 @@ class Architecture:
             ffn_input=self.ffn_input,
             predictors=predictors,
         )
+        if self.mixer != "attention":
+            config = read_short_conv(meta, read_layers(self.mixer, meta, config, attends))
         config = self.finalize_config(meta, config)
         return with_dense_layers(meta, config) if config.experts else config
 
@@ -158,11 +168,12 @@ class Architecture:
             tensors[OUTPUT] = (config.vocabulary, config.hidden)
         if "output" in self.biases:
             tensors[OUTPUT_BIAS] = (config.vocabulary,)
-        vectors, biased = {OUTPUT_NORM: config.hidden}, self._biased(config)
+        norms, biased = {self.output_norm: config.hidden}, self._biased(config)
         for i in range(config.layers):
-            vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(config).items()}
-            experts = config.experts_of(i)
-            for name, shape in self._stored(config, experts).items():
+            layer, experts = config.layer(i), config.experts_of(i)
+            norms |= {f"blk.{i}.{name}": width for name, width in self._norms(config, layer).items()}
+            tensors |= {f"blk.{i}.{name}": shape for name, shape in vectors(config, layer.mixer).items()}
+            for name, shape in self._stored(config, layer, experts).items():
                 tensors[f"blk.{i}.{name}.weight"] = shape
                 if name in biased:
                     tensors[f"blk.{i}.{name}.bias"] = shape[:1]
@@ -170,7 +181,7 @@ class Architecture:
                 tensors |= expert_tensors(config, experts, f"blk.{i}", biased)
             if self.sinks:
                 tensors[f"blk.{i}.attn_sinks.weight"] = (config.heads,)
-        for name, width in vectors.items():
+        for name, width in norms.items():
             tensors[f"{name}.weight"] = (width,)
             if self.norm == "layer_norm" and name.rpartition(".")[2] in biased:
                 tensors[f"{name}.bias"] = (width,)
@@ -180,11 +191,11 @@ class Architecture:
         """Matrices and norms that have a bias: what one layer has, no other may lack."""
         return {name.split(".")[-2] for name in config.shapes if name.endswith(".bias")}.union(self.biases)
 
-    def _norms(self, config: Config) -> dict[str, int]:
+    def _norms(self, config: Config, layer: Layer) -> dict[str, int]:
         """The norms of a layer, with their widths."""
         before = ("attn_norm",) if config.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
         norms = dict.fromkeys(before if self.norms_before else (), config.hidden)
-        if self.normalises_heads(config):
+        if self.normalises_heads(config) and layer.mixer == "attention":
             norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_width)
         if self.row_norms:
             norms |= {
@@ -202,14 +213,23 @@ class Architecture:
         gate = {"ffn_gate": (config.ffn, config.hidden)} if self.activation.endswith("_mul") else {}
         return {**gate, "ffn_up": (config.ffn, config.hidden), "ffn_down": (config.hidden, config.ffn)}
 
-    def matrices(self, config: Config) -> dict[str, tuple[int, int]]:
-        """The matrices that layers may have, as the graph reads them."""
+    def _mixer(self, config: Config, mixer: Mixer) -> dict[str, tuple[int, int]]:
+        """The matrices of what mixes the tokens of a layer."""
+        if mixer == "short_conv":
+            return conv_matrices(config)
         q, kv = config.heads * config.head_width, config.kv_heads * config.head_width
         return {
             "attn_q": (q, config.hidden),
             "attn_k": (kv, config.hidden),
             "attn_v": (kv, config.hidden),
             "attn_output": (config.hidden, q),
+        }
+
+    def matrices(self, config: Config) -> dict[str, tuple[int, int]]:
+        """The matrices that layers may have, as the graph reads them."""
+        mixers: tuple[Mixer, ...] = ("attention", self.mixer)
+        return {
+            **{name: shape for mixer in mixers for name, shape in self._mixer(config, mixer).items()},
             **self._network(config, None),
             **self._network(config, config.experts),
         }
@@ -222,12 +242,9 @@ class Architecture:
 
         return {name: parts for name, parts in self.packed_tensors.items() if not apart(parts)}
 
-    def _stored(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
+    def _stored(self, config: Config, layer: Layer, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
-        unread = {*self._network(config, None), *self._network(config, config.experts)} - set(
-            self._network(config, experts)
-        )
-        matrices = {name: shape for name, shape in self.matrices(config).items() if name not in unread}
+        matrices = {**self._mixer(config, layer.mixer), **self._network(config, experts)}
         for name, parts in self._packed_tensors(config).items():
             shapes = [matrices.pop(part) for part in parts]
             matrices[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
@@ -293,7 +310,8 @@ class _Build:
             dims = {"tokens": step_tokens, "rows": rows, "width": config.hidden}
             x = self.b.tensor("output.rows", rows, config.hidden)
             self.b.add("take_rows", dims, inputs, "output", out=x)
-        x = self._norm("output", OUTPUT_NORM, x, out="output.output_norm" if wants_logits else "states")
+        norm = self.architecture.output_norm
+        x = self._norm("output", norm, x, out="output.output_norm" if wants_logits else "states")
         if not wants_logits:
             return self.b.graph(x)
         weight = self._stored(OUTPUT if OUTPUT in config.shapes else EMBEDDING, config.vocabulary, config.hidden)
@@ -324,7 +342,7 @@ class _Build:
         for i in range(config.layers):
             layer = f"blk.{i}"
             read = self._norm(layer, f"{layer}.attn_norm", x) if architecture.norms_before else x
-            y = self._attention(layer, config.layer(i), step, read)
+            y = self._mixed(layer, config.layer(i), step, read)
             summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
             if config.ffn_input != "attn_norm":
                 read = summed if config.ffn_input == "sum" else x
@@ -427,6 +445,11 @@ class _Build:
             q = self._rotated(layer, "attn_q", q, config.heads, table)
             k = self._rotated(layer, "attn_k", k, config.kv_heads, table)
         return norms(q, k) if self.head_norms and first else (q, k)
+
+    def _mixed(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
+        if variant.mixer == "attention":
+            return self._attention(layer, variant, step, x)
+        return LayerBuilder(self.b, self.config, layer, step, self.batch).short_conv(x)
 
     def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         config = self.config

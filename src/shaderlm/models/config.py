@@ -43,6 +43,10 @@ class Rope:
 ROPE, LOCAL_ROPE = "rope_table", "rope_table_local"
 
 
+# What mixes the tokens of a layer: attention, or an op whose state stands for all tokens before (`recurrent`).
+Mixer = Literal["attention", "short_conv", "delta_rule"]
+
+
 @dataclass(frozen=True)
 class Layer:
     """What a layer does that others of its model may not."""
@@ -50,6 +54,27 @@ class Layer:
     window: int = 0  # how many tokens a token sees, itself included; 0: all
     rope: str | None = ROPE  # its table; None: positions are not rotated
     experts: bool = True  # its feed-forward network is a mixture, where the model has one
+    mixer: Mixer = "attention"
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """Sizes of layers with the gated delta rule. Each key head serves equally many value heads.
+
+    `grouped`: they follow each other, and serve value heads h with h // (value heads / key heads) = key head; else
+    h % key heads = key head.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    grouped: bool
+
+    @property
+    def channels(self) -> int:
+        """Values of all queries, keys and values of a row."""
+        return 2 * self.key_heads * self.key_width + self.value_heads * self.value_width
 
 
 @dataclass(frozen=True)
@@ -124,6 +149,13 @@ class Config:
     ffn_input: FfnInput = "sum"
     activation: str = ""  # an op, where it is not that of the architecture
     predictors: int = 0  # layers of the file that predict further tokens, and are left aside
+    conv_kernel: int = 0  # tokens that a short convolution sees, where layers have one
+    delta: DeltaRule | None = None
+
+    @property
+    def recurrent(self) -> bool:
+        """Has a layer a state beside keys and values? Then a sequence cannot be cut back without running it again."""
+        return any(layer.mixer != "attention" for layer in self.per_layer)
 
     @property
     def ropes(self) -> dict[str, Rope]:

@@ -231,6 +231,16 @@ _ROWS = (
     Architecture("hunyuan-moe", head_norms=True, rope_first=True, mixture=Mixture(shared="optional")),
     # InternLM2 and 2.5: as llama.
     Architecture("internlm2", interleaved=True),
+    # LFM2: short convolutions in most layers, attention with norms of heads in the others.
+    Architecture("lfm2", head_norms=True, mixer="short_conv", output_norm="token_embd_norm"),
+    # LFM2 with experts: a sigmoid chooses them, with a bias that does not weigh. The first layers have none.
+    Architecture(
+        "lfm2moe",
+        head_norms=True,
+        mixer="short_conv",
+        output_norm="token_embd_norm",
+        mixture=Mixture(gating="sigmoid", selection_bias="always"),
+    ),
     # Llama 1 to 3.x, Mistral, Mixtral, SmolLM2: rope pairs neighbours, as GGUF stores these models. Mistral 7B v0.1 has
     # a sliding window, which files converted for llama.cpp do not mention.
     Architecture("llama", interleaved=True, mixture=Mixture(always=False, own_width=False), finalize_config=all_layers),

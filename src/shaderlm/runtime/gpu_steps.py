@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compile.lowering import Lowering
-from ..compile.plan import BufferSpec, Launch, Plan
+from ..compile.plan import BufferSpec, Launch, Plan, Role
 from ..compile.steps import Head, body_plan, head_plan
 from ..compile.tuner import tuned
 from ..errors import DeviceError, KernelError, ShaderlmError
@@ -61,6 +61,7 @@ from .sizes import (
     pages_of,
     weights_of,
 )
+from .states import FIRST_STATES
 from .weights import Progress, Source, upload
 
 # Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
@@ -141,6 +142,9 @@ class GpuSteps(Runner):
     def _make_inputs(self, reserve: int) -> None:
         for name, size in input_sizes(self.config, self.device.caps).items():
             self._buffers[name] = self.device.buffer(size)
+        if rows := [spec.nbytes for spec in self._kept("recurrent").values()]:
+            self.max_states = min(self.max_states, self.device.caps.max_operand // max(rows))
+            self._grow_states(min(FIRST_STATES, self.max_states))
         self._reserve_positions(max(1, reserve))
         self._grow(pages_of(reserve))
 
@@ -249,12 +253,24 @@ class GpuSteps(Runner):
         for buffer in old:
             buffer.destroy()
 
+    def _kept(self, role: Role) -> dict[str, BufferSpec]:
+        """What lives from step to step, as every plan has it."""
+        return self.plan(StepSpec(1, CONTEXTS[0], self.cache)).of_role(role)
+
     def _grow(self, pages: int) -> None:
-        plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
+        self._enlarge({name: spec.nbytes * pages * PAGE for name, spec in self._kept("state").items()})
+        self.pool.grow(pages)
+
+    def _grow_states(self, rows: int) -> None:
+        self._enlarge({name: spec.nbytes * rows for name, spec in self._kept("recurrent").items()})
+        self.states.grow(rows)
+
+    def _enlarge(self, sizes: Mapping[str, int]) -> None:
+        """Larger buffers, which begin with what was in the smaller ones."""
         grown: dict[str, Any] = {}
         try:
-            for name, spec in plan.of_role("state").items():
-                grown[name] = self.device.buffer(spec.nbytes * pages * PAGE)
+            for name, nbytes in sizes.items():
+                grown[name] = self.device.buffer(nbytes)
                 if name in self._buffers:
                     self.device.copy(Copy(self._buffers[name], grown[name], self._buffers[name].size))
         except BaseException:
@@ -262,7 +278,16 @@ class GpuSteps(Runner):
                 buffer.destroy()
             raise
         self._replace(grown)
-        self.pool.grow(pages)
+
+    def _copy_state(self, source: int, target: int) -> None:
+        copies = [
+            Copy(self._buffers[name], self._buffers[name], spec.nbytes, source * spec.nbytes, target * spec.nbytes)
+            for name, spec in self._kept("recurrent").items()
+        ]
+        self.device.copy(*copies)
+
+    def _write_table(self, index: int, word: int) -> None:
+        self.device.write(self._buffers["page_table"], np.array([word], np.uint32), 4 * index)
 
     def _write_counts(self, slot: int, counts: U32) -> None:
         self._reserve_counts(slot)
@@ -302,10 +327,9 @@ class GpuSteps(Runner):
             self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(count).items()})
 
     def _apply(self, changed: Sequence[Reserved]) -> None:
-        plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
         copies = []
         for source, target in (copied for reserved in changed for copied in reserved.copies):
-            for name, spec in plan.of_role("state").items():
+            for name, spec in self._kept("state").items():
                 pool, nbytes = self._buffers[name], spec.nbytes * PAGE
                 copies.append(Copy(pool, pool, nbytes, source * nbytes, target * nbytes))
         if copies:  # before the table changes: copying takes memory, of which there may be none

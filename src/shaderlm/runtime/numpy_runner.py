@@ -88,10 +88,15 @@ class NumpyRunner(Runner):
         self._graphs: dict[tuple[Any, ...], Graph] = {}
         body, head = self.graph_of(1), self.head_of(1, 1)
         self.weights = self._load_weights(body, head, source, progress)
-        self._states = {name: tensor for name, tensor in body.tensors.items() if tensor.role == "state"}
+        self._kept = {name: tensor for name, tensor in body.tensors.items() if tensor.role == "state"}
         self._pools: dict[str, NDArray[Any]] = {}
+        self._recurrent = {
+            name: np.zeros((0, *each.shape[1:]), np.float32)
+            for name, each in body.tensors.items()
+            if each.role == "recurrent"
+        }
         self._tables: dict[str, F32] = {}
-        self._page_table = np.zeros(MAX_SEQUENCES * self.pool.pages_per_sequence, np.uint32)
+        self._page_table = np.zeros(self.pool.table_words, np.uint32)
         self._tokens = np.zeros(MAX_SEQUENCES, np.uint32)
         self._counts: U32 | None = None  # [sequence slots, vocabulary], once a step counts tokens
 
@@ -116,7 +121,7 @@ class NumpyRunner(Runner):
 
     def _grow(self, pages: int) -> None:
         pools = {}
-        for name, tensor in self._states.items():
+        for name, tensor in self._kept.items():
             pools[name] = np.zeros(self._pool_shape(tensor, pages), _dtype(tensor))
             if name in self._pools:
                 pools[name][: len(self._pools[name])] = self._pools[name]
@@ -131,6 +136,21 @@ class NumpyRunner(Runner):
             for index, page in reserved.entries:
                 self._page_table[index] = page
 
+    def _grow_states(self, rows: int) -> None:
+        grown = {}
+        for name, before in self._recurrent.items():
+            grown[name] = np.zeros((rows, *before.shape[1:]), np.float32)
+            grown[name][: len(before)] = before
+        self._recurrent = grown  # all or nothing
+        self.states.grow(rows)
+
+    def _copy_state(self, source: int, target: int) -> None:
+        for states in self._recurrent.values():
+            states[target] = states[source]
+
+    def _write_table(self, index: int, word: int) -> None:
+        self._page_table[index] = word
+
     def _pool_shape(self, tensor: Tensor, pages: int) -> tuple[int, ...]:
         """Of the keys or values of a layer."""
         return (pages * PAGE, *tensor.shape[1:])
@@ -141,8 +161,8 @@ class NumpyRunner(Runner):
     @property
     def page_tensors(self) -> tuple[tuple[str, int], ...]:
         """The tensors that a page is made of, as they lie in memory here."""
-        sizes = {name: math.prod(self._pool_shape(each, 1)) for name, each in self._states.items()}
-        return tuple((name, size * _dtype(self._states[name]).itemsize) for name, size in sizes.items())
+        sizes = {name: math.prod(self._pool_shape(each, 1)) for name, each in self._kept.items()}
+        return tuple((name, size * _dtype(self._kept[name]).itemsize) for name, size in sizes.items())
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
         """The contents of pages, copied."""
@@ -170,6 +190,7 @@ class NumpyRunner(Runner):
         values: dict[str, Any] = {
             **self.weights,
             **self._pools,
+            **self._recurrent,
             "batch": padded_batch(records, rows, len(outputs)),
             "page_table": self._page_table,
             "tokens": self._tokens,
@@ -257,7 +278,7 @@ class NumpyRunner(Runner):
     def close(self) -> None:
         """Let go of weights and cache."""
         self.closed = True
-        self.weights, self._pools = {}, {}
+        self.weights, self._pools, self._recurrent = {}, {}, {}
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""

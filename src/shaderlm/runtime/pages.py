@@ -22,12 +22,18 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE)
 
 
+def table_stride(pages: int, states: bool) -> int:
+    """Words of the page table for a sequence: an entry for each page, and its row of the states, if it has one."""
+    return pages + states
+
+
 @dataclass(eq=False)
 class KvSequence:
     """One sequence: its place in the tables, its pages in order, and how many positions are filled."""
 
     slot: int
     pages: list[int] = field(default_factory=list)
+    state: int | None = None  # its row of the states, once it has one
     length: int = 0
     freed: bool = False
     has_history: bool = False  # its tokens are counted, for penalties
@@ -53,8 +59,10 @@ KEPT_PAGES = 64  # a pool of so many grows quickly
 class PagePool:
     """Hands out pages, the lowest free one first, so that a sequence that is alone lies in one piece."""
 
-    def __init__(self, context: int) -> None:
+    def __init__(self, context: int, *, states: bool = False) -> None:
+        """`states`: before the entries of a sequence in the page table is its row of the states."""
         self.pages_per_sequence = pages_for(context)
+        self._states = states
         self.pages = 0  # there are so many; `grow` adds some
         self.max_pages = 1 << 31  # there may be so many, as far as is known
         self.idle: OrderedDict[int, None] = OrderedDict()  # pages that only a cache uses, the longest idle first
@@ -95,9 +103,14 @@ class PagePool:
         self._most_used = max(self._most_used, used)
         return max(self.pages, 2 * self._most_used, KEPT_PAGES)
 
+    @property
+    def table_words(self) -> int:
+        """Words of the page table."""
+        return MAX_SEQUENCES * table_stride(self.pages_per_sequence, self._states)
+
     def table_index(self, sequence: KvSequence) -> int:
         """Where a sequence's entries begin in the page table."""
-        return sequence.slot * self.pages_per_sequence
+        return sequence.slot * table_stride(self.pages_per_sequence, self._states) + self._states
 
     # sequences -------------------------------------------------------------------------------------------
 

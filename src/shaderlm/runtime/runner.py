@@ -29,9 +29,10 @@ from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
-from .pages import KvSequence, PagePool, Reserved
+from .pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved
 from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
 from .sampler_settings import GREEDY, SamplerSettings
+from .states import FIRST_STATES, StatePool
 from .weights import Source
 
 F32 = NDArray[np.float32]
@@ -188,6 +189,7 @@ class Runner(ABC):
     max_tokens: int  # rows of a step
     max_outputs: int  # rows of logits of a step
     max_pages: int  # of the pool, on this device
+    max_states = MAX_SEQUENCES  # rows of the states of recurrent layers, on this device
     cache: str  # the format of keys and values
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
@@ -209,7 +211,8 @@ class Runner(ABC):
         self.config = config
         self.lock = threading.RLock()
         self.closed = False
-        self.pool = PagePool(config.context)
+        self.pool = PagePool(config.context, states=config.recurrent)
+        self.states = StatePool()
         # Frees so many pages of a prefix cache, or all that can be, where the pool cannot grow.
         self.reclaim: Callable[[int], None] | None = None
         self.written_by: object = None  # whose records are in the batch, as the device has moved them on
@@ -304,7 +307,16 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_not_freed(sequence)
-            return self.share(sequence.pages, sequence.length)
+            child = self.share(sequence.pages, sequence.length)
+            if sequence.state is not None:
+                try:
+                    self._reserve_states([child])
+                    assert child.state is not None
+                    self._copy_state(sequence.state, child.state)
+                except BaseException:
+                    self.free(child)
+                    raise
+            return child
 
     def share(self, pages: Sequence[int], length: int) -> KvSequence:
         """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
@@ -358,11 +370,18 @@ class Runner(ABC):
     def write_pages(self, pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]) -> Callable[[], object]:
         """Contents that `read_pages` gave, into pages that no step writes. Waited for without the lock."""
 
-    def truncate(self, sequence: KvSequence, length: int) -> None:
-        """Forget what comes after the first `length` positions of a sequence."""
+    def truncate(self, sequence: KvSequence, length: int) -> int:
+        """Forget what comes after the first `length` positions of a sequence. Answers how many are left.
+
+        A state cannot be cut back: of a model that has one, nothing is left, unless nothing is cut off. Run what is
+        missing again.
+        """
         with self.lock:
             sequence.has_history = sequence.has_history and length == sequence.length
+            if self.config.recurrent and 0 <= length < sequence.length:
+                length = 0
             self.pool.truncate(sequence, length)
+            return length
 
     def set_history(self, sequence: KvSequence, ids: Sequence[int]) -> None:
         """Penalties of a sequence count these tokens, and those that are sampled with penalties from now on.
@@ -382,6 +401,9 @@ class Runner(ABC):
         """Give the pages of a sequence back."""
         with self.lock:
             self.pool.remove(sequence)
+            if sequence.state is not None:
+                self.states.release(sequence.state)
+                sequence.state = None
             self.written_by = None  # the device must not go on with a sequence whose pages are others' now
 
     # steps -----------------------------------------------------------------------------------------------
@@ -491,6 +513,8 @@ class Runner(ABC):
         taking = [each for each in counts if needed(*each)]
         self._make_room(lambda: self.pool.missing(taking))
         self._reserve_positions(max(sequence.length + count for sequence, count in counts))
+        if self.config.recurrent:
+            self._reserve_states([sequence for sequence, _ in counts])
         if not taking:  # most decode rows stay in their pages
             return
         changed = [self.pool.reserve(sequence, count) for sequence, count in taking]
@@ -518,6 +542,19 @@ class Runner(ABC):
             # Twice as many, so that growing is rare; but no more than the sequences can ever fill, or the cache keeps.
             useful = max(limit if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
             self._grow(min(most, max(pages, min(2 * pool.pages, useful), FIRST_PAGES)))
+
+    def _reserve_states(self, sequences: Sequence[KvSequence]) -> None:
+        """A row of the states for each, where it has none yet."""
+        new, states = [each for each in sequences if each.state is None], self.states
+        if missing := states.missing(len(new)):
+            rows = states.rows + missing
+            if rows > self.max_states:
+                holds = f"this device holds the states of {self.max_states} sequences"
+                raise DeviceError(f"{holds}, and more were begun. Free a sequence first")
+            self._grow_states(min(self.max_states, max(rows, 2 * states.rows, FIRST_STATES)))
+        for each in new:
+            each.state = states.take()
+            self._write_table(self.pool.table_index(each) - 1, each.state)
 
     def _records(self, parts: Sequence[SequenceChunk]) -> U32:
         """The records of a step's rows, [rows, 4]."""
@@ -575,6 +612,18 @@ class Runner(ABC):
     @abstractmethod
     def _apply(self, changed: Sequence[Reserved]) -> None:
         """Copy pages and write entries of the page table."""
+
+    @abstractmethod
+    def _grow_states(self, rows: int) -> None:
+        """So many rows of the states; what was in them stays. All or nothing."""
+
+    @abstractmethod
+    def _copy_state(self, source: int, target: int) -> None:
+        """A row of the states of all layers becomes as another is."""
+
+    @abstractmethod
+    def _write_table(self, index: int, word: int) -> None:
+        """A word of the page table."""
 
     @abstractmethod
     def _reserve_positions(self, positions: int) -> None:

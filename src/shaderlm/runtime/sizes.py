@@ -10,8 +10,9 @@ from ..errors import DeviceError
 from ..gpu.caps import DeviceCaps, size
 from ..graph.batch import PAGE
 from ..models.config import Config
-from .pages import MAX_SEQUENCES, pages_for
+from .pages import MAX_SEQUENCES, pages_for, table_stride
 from .runner import FIRST_PAGES, MAX_OUTPUTS
+from .states import FIRST_STATES
 
 FIRST_POSITIONS = 2048  # of the rope table
 
@@ -62,7 +63,7 @@ def input_sizes(config: Config, caps: DeviceCaps) -> dict[str, int]:
         "outputs": 32 * max_outputs(config, caps),
         "hidden": 4 * tokens * config.hidden,
         "tokens": 4 * MAX_SEQUENCES,
-        "page_table": 4 * MAX_SEQUENCES * pages_for(config.context),
+        "page_table": 4 * MAX_SEQUENCES * table_stride(pages_for(config.context), config.recurrent),
     }
 
 
@@ -76,7 +77,7 @@ class Memory:
     """Bytes that a model takes on a device."""
 
     weights: int
-    cache: int  # keys and values
+    cache: int  # keys and values, and states of recurrent layers
     scratch: int  # what is kept between dispatches, inputs, logits, tables
 
     @property
@@ -98,7 +99,9 @@ def memory_of(bodies: Iterable[Plan], heads: Iterable[Plan], config: Config, cap
     positions = min(config.context, max(FIRST_POSITIONS, 2 * tokens))
     scratch = sum(sizes.values()) + positions * sum(4 * rope.rotary for rope in config.ropes.values())
     weights = sum(spec.nbytes for spec in weights_of(plans).values())
-    return Memory(weights, sum(rows.values()) * PAGE * pages_of(tokens), scratch)
+    states = {name: spec.nbytes for plan in bodies for name, spec in plan.of_role("recurrent").items()}
+    cache = sum(rows.values()) * PAGE * pages_of(tokens) + sum(states.values()) * FIRST_STATES
+    return Memory(weights, cache, scratch)
 
 
 def check_memory(needed: Memory, tokens: int, caps: DeviceCaps) -> None:

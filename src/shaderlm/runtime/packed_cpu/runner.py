@@ -184,7 +184,8 @@ class CompiledGraph:
             name: self._tensor(name, rows).reshape(graph.tensors[name].shape) if name in self._memory else values[name]
             for name in node.inputs.values()
         }
-        return interpret.run(Graph(graph.tensors, (node,), tuple(node.outputs.values())), operands)
+        made = tuple(name for name in node.outputs.values() if not graph.tensors[name].is_kept)
+        return interpret.run(Graph(graph.tensors, (node,), made), operands)
 
 
 _DTYPES = {"f32": np.float32, "u32": np.uint32}

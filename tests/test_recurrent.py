@@ -1,0 +1,148 @@
+"""Models with states beside pages: what a sequence gives does not depend on how it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.engine import LanguageModel
+from shaderlm.engine.loading import load_with
+from shaderlm.errors import InputError
+from shaderlm.runtime.pages import KvSequence
+from shaderlm.runtime.runner import F32, Runner, SequenceChunk
+
+from .checkpoints import recorded, write_gguf
+from .command_line import shaderlm as run
+from .oracles import assert_logits
+from .session import Session
+
+pytestmark = pytest.mark.xdist_group("recurrent")
+MODELS = ("lfm2",)
+LENGTH = 120  # tokens: more than the chunks of any test
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("recurrent") / f"{request.param}.gguf", recorded(request.param))
+
+
+@pytest.fixture(scope="module", params=["numpy", "cpu", pytest.param("device", marks=pytest.mark.full)])
+def model(path: Path, request: pytest.FixtureRequest) -> Any:
+    device = request.getfixturevalue("device") if request.param == "device" else request.param
+    with load_with(path, device=device, cache="f32", precision="exact") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def runner(model: LanguageModel) -> Runner:
+    return model.runner
+
+
+@pytest.fixture(scope="module")
+def ids(runner: Runner) -> list[int]:
+    return [int(i) for i in np.random.default_rng(1).integers(0, runner.config.vocabulary, LENGTH)]
+
+
+@pytest.fixture(scope="module")
+def logits(runner: Runner, ids: list[int]) -> F32:
+    """After each token, one token at a time."""
+    session = Session(runner)
+    found = np.stack([session.logits([token]) for token in ids])
+    session.close()
+    return found
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 100, LENGTH])
+def test_chunks_of_a_prompt(chunk: int, runner: Runner, ids: list[int], logits: F32) -> None:
+    session = Session(runner)
+    for first in range(0, LENGTH, chunk):
+        part = ids[first : first + chunk]
+        assert_logits(session.logits(part), logits[first + len(part) - 1], f"after {first + len(part)}")
+    session.close()
+
+
+def test_a_slot_is_used_again(runner: Runner, ids: list[int], logits: F32) -> None:
+    """The state of a sequence that is gone is not that of the next."""
+    for _ in range(2):
+        session = Session(runner)
+        assert_logits(session.logits(ids[:3]), logits[2], "a new sequence")
+        session.close()
+    sequence = runner.add()
+    runner.feed(sequence, ids[:50])
+    assert runner.truncate(sequence, 50) == 50
+    assert runner.truncate(sequence, 20) == 0 == sequence.length, "a state cannot be cut back"
+    found = runner.feed(sequence, ids[:20], "logits").logits
+    assert found is not None
+    assert_logits(found[-1], logits[19], "after truncating")
+    runner.free(sequence)
+
+
+def test_a_fork_goes_its_own_way(runner: Runner, ids: list[int], logits: F32) -> None:
+    parent = runner.add()
+    runner.feed(parent, ids[:31])
+    child = runner.fork(parent)
+    runner.feed(child, ids[:9])
+    found = runner.feed(parent, ids[31:40], "logits").logits
+    assert found is not None
+    assert_logits(found[-1], logits[39], "the parent")
+    grandchild = runner.fork(parent)
+    runner.free(parent)
+    found = runner.feed(grandchild, ids[40:44], "logits").logits
+    assert found is not None
+    assert_logits(found[-1], logits[43], "a fork of what is gone")
+    runner.free(child)
+    runner.free(grandchild)
+    assert runner.states.free == runner.states.rows
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_schedules(seed: int, runner: Runner, ids: list[int], logits: F32) -> None:
+    """Sequences come, go, fork, are cut back and share steps; all of them read the same text."""
+    rng = np.random.default_rng(seed)
+    known = list[KvSequence]()
+    for step in range(30):
+        action = rng.choice(["add", "fork", "truncate", "free", "step", "step", "step", "step"])
+        if action == "add" and len(known) < 5:
+            known.append(runner.add())
+        elif action == "fork" and known and len(known) < 5:
+            known.append(runner.fork(known[rng.integers(len(known))]))
+        elif action == "truncate" and known:
+            sequence = known[rng.integers(len(known))]
+            runner.truncate(sequence, int(rng.integers(0, sequence.length + 1)))
+        elif action == "free" and len(known) > 2:
+            runner.free(known.pop(rng.integers(len(known))))
+        elif action == "step":
+            counts = {each: min(int(rng.choice([1, 1, 1, 2, 5, 20])), LENGTH - each.length) for each in known}
+            taken = [each for each in known if counts[each] and rng.random() < 0.8]
+            if not taken:
+                continue
+            parts = [SequenceChunk(each, ids[each.length :][: counts[each]], "logits") for each in taken]
+            found = runner.step(parts).logits
+            assert found is not None
+            for row, sequence in zip(found, taken, strict=True):
+                assert_logits(row, logits[sequence.length - 1], f"step {step}, {sequence.length} tokens")
+    for sequence in known:
+        runner.free(sequence)
+
+
+def test_generations_beside_each_other(model: LanguageModel) -> None:
+    """The engine batches and begins anew; texts stay the same."""
+    prompts = [f"{i} is a number. " * (i + 1) for i in range(4)]
+    for _ in range(2):
+        alone = [model.generate(prompt, max_tokens=12, temperature=0) for prompt in prompts]
+    assert model.generate(prompts, max_tokens=12, temperature=0) == alone
+
+
+def test_there_is_no_cache_on_disk(model: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="keep a state"):
+        model.use_cache_dir(tmp_path)
+
+
+def test_it_is_not_exported(path: Path, tmp_path: Path) -> None:
+    refused = run("export-web", str(path), str(tmp_path / "site"))
+    assert refused.code
+    assert "keep a state" in refused.err
+    assert not (tmp_path / "site").exists()
