@@ -12,7 +12,8 @@ from shaderlm.graph import reference
 from shaderlm.graph.batch import make_batch
 
 Rng = np.random.Generator
-Made = dict[str, NDArray[Any]]
+U32 = NDArray[np.uint32]
+Made = dict[str, NDArray[Any] | None]
 # Of sequences in turn, as far as the rows reach: positions before them, and rows.
 _STRETCHES = ((0, 5), (3, 1), (1, 3), (200, 17), (0, 1), (2, 40), (130, 9), (7, 64))
 
@@ -21,8 +22,8 @@ def _normal(rng: Rng, *shape: int) -> NDArray[np.float32]:
     return rng.standard_normal(shape, np.float32)
 
 
-def sequences(rng: Rng, tokens: int, *, single: bool) -> tuple[Made, int]:
-    """A batch whose last row is padding, if it has several; and how many rows the states have."""
+def sequences(rng: Rng, tokens: int, *, single: bool) -> tuple[U32, U32, int]:
+    """A batch whose last row is padding, if it has several, a page table, and how many rows the states have."""
     rows, positions, slots = max(1, tokens - 1), list[int](), list[int]()
     for slot in range(rows):
         first, count = _STRETCHES[slot % len(_STRETCHES)]
@@ -37,12 +38,11 @@ def sequences(rng: Rng, tokens: int, *, single: bool) -> tuple[Made, int]:
     )  # of each sequence its row, and a page that nobody reads
     page_table = np.stack([table, np.zeros_like(table)], axis=1).reshape(-1)
     batch = make_batch(positions, 0, 2 * np.array(slots) + 1, tokens=tokens)
-    return {"batch": batch, "page_table": page_table}, count + 2
+    return batch, page_table, count + 2
 
 
 def short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
-    made, states = sequences(rng, d["tokens"], single=d["single"])
-    batch, page_table = made["batch"], made["page_table"]
+    batch, page_table, states = sequences(rng, d["tokens"], single=d["single"])
     x, weight = _normal(rng, d["tokens"], d["width"]), _normal(rng, d["width"], d["kernel"])
     state = _normal(rng, states, d["kernel"] - 1, d["width"])
     for position, _, pages in batch[1 : 1 + batch[0, 0], 1:].astype(np.int64):
@@ -50,4 +50,5 @@ def short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
             state[page_table[(pages & 0x7FFF_FFFF) - 1], : d["kernel"] - 1 - position] = 0
     after = state.copy()
     out = reference.short_conv(x, weight, batch, page_table, after, silu=d["silu"])
-    return {"x": x, "weight": weight, **made, "state": state}, {"out": out, "state": after}
+    operands: Made = {"x": x, "weight": weight, "batch": batch, "page_table": page_table, "state": state}
+    return operands, {"out": out, "state": after}
