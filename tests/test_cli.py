@@ -149,6 +149,17 @@ def test_closed_streams(arguments: str, code: int, words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", ["models", "--help", "tokenize x", "tokenize x --json"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full(arguments: str, unbuffered: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m shaderlm {arguments} >/dev/full"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, encoding="utf-8", timeout=60, env=environment)
+    assert done.stderr == "shaderlm: cannot write the output: No space left on device\n"
+    assert done.returncode == 1
+
+
 def test_quick_bench_prints_a_table_and_warns_on_software() -> None:
     done = _run("bench", "kernels", "--quick", "--op", "rms_norm")
     assert done.returncode == 0, done.stderr

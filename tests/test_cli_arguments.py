@@ -57,6 +57,21 @@ def test_an_unknown_short_option_is_named(arguments: tuple[object, ...], words: 
     assert f"Error: {words}" in done.err
 
 
+@pytest.mark.parametrize("command", ["generate", "run smollm2-135m", "tokenize"])
+def test_words_without_quotes(command: str) -> None:
+    done = shaderlm(*command.split(), "Why", "is", "the", "sky", "blue?")
+    assert done.code == 2
+    assert "Got unexpected extra arguments (is the sky blue?). Text of several words stands in quotes.\n" in done.err
+
+
+def test_an_option_of_shaderlm_itself_after_the_command() -> None:
+    for arguments in (("--config", "x.toml"), ("--config=x.toml",)):
+        done = shaderlm("generate", "hi", *arguments)
+        assert done.code == 2
+        assert "Error: --config goes before the command, as in `shaderlm --config … generate`.\n" in done.err
+    assert "none.gguf does not exist" in shaderlm("generate", "-m", "none.gguf", "--stop", "--config", "hi").err
+
+
 @pytest.mark.parametrize(
     "arguments", [("-n5",), ("-n", "5", "--stop", "-xyz"), ("-vn", "5"), ("-t.5",), ("--", "-abc")]
 )

@@ -91,7 +91,7 @@ def test_variables_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("size = 1", r"config.toml: size is not known; expected a table with the name of a command"),
+        ("sise = 1", r"config.toml: sise is not known; expected a table with the name of a command"),
         ("[outr]\nsize = 1", r"config.toml: outr is not known; did you mean outer\?"),
         ("[outer]\nsise = 1", r"config.toml: outer.sise is not known; did you mean outer.size\?"),
         ("[outer]\nqqqq = 1", r"outer.qqqq is not known; `shaderlm outer --help` lists the options"),
@@ -102,6 +102,11 @@ def test_variables_of_every_kind(tmp_path: Path) -> None:
         ("[outer.inner-most]\ntwo = [1]", r"two must be a list of 2, got \[1\]"),
         ("[outer.inner-most]\nstop = [[1]]", r"stop must be text, a number, or a list of them, got \[1\]"),
         ("[outer", r"config.toml is not TOML"),
+        ("size = 4", r"size is not known; an option stands in the table of a command: \[outer\]"),
+        (
+            "[outer]\nmax-tokens = 4",
+            r"an option stands in the table of a command: \[outer.inner-most\]",
+        ),
         ("outer = 'x'", r"outer must be a table, as \[outer\] begins one, got 'x'"),
     ],
 )
@@ -153,6 +158,15 @@ def test_a_variable_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert generate(Path(os.devnull), "-m", "none.gguf").err == (
         "shaderlm: the environment variable SHADERLM_GENERATE_MAX_TOKENZ is no option of `generate`; "
         "did you mean SHADERLM_GENERATE_MAX_TOKENS?\n"
+        "shaderlm: none.gguf does not exist; expected a .gguf file or a Hugging Face folder\n"
+    )
+
+
+def test_a_variable_without_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADERLM_MODEL", "other.gguf")
+    monkeypatch.setenv("SHADERLM_CACHE", "none")
+    assert generate(Path(os.devnull), "-m", "none.gguf").err == (
+        "shaderlm: the environment variable SHADERLM_MODEL is no option; did you mean SHADERLM_GENERATE_MODEL?\n"
         "shaderlm: none.gguf does not exist; expected a .gguf file or a Hugging Face folder\n"
     )
 

@@ -17,6 +17,7 @@ import pytest
 from shaderlm import kernels
 from shaderlm.compile import tuning
 from shaderlm.compile.tuning import Entry, kernels_version, path_of, read, save
+from shaderlm.gpu import backends
 
 from .timed_devices import TIMED_GPU
 
@@ -147,6 +148,9 @@ def test_a_cache_that_cannot_be_written_costs_one_line(cache: Path, lines: Any) 
     (said,) = lines()
     assert said.startswith("the tuning could not be kept (")
     assert str(cache) in said
+    assert backends.save(TIMED_GPU, {"wgpu": backends.Timing(1.0, 1.0)}) is None
+    said = lines()[1]
+    assert said.startswith(f"the measurement of backends could not be kept ({cache}"), "no [Errno 20]"
 
 
 def test_there_may_be_no_home(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:

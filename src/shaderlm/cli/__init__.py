@@ -5,6 +5,7 @@ Modules here import heavy things inside their functions, and only the command th
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import logging
@@ -87,13 +88,27 @@ def _run(lost: LostInterrupts) -> int:
         print(f"shaderlm: {with_source(with_flags(str(problem)))}", file=sys.stderr)
         return 2 if isinstance(problem, InputError) else 1
     except BrokenPipeError:  # click ends as quietly, with the same code, when a command meets one
-        # Whoever read has seen enough. What is still buffered has no reader, and Python must not try at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read has seen enough
         return 1
     except OSError as problem:
-        print(f"shaderlm: {problem}", file=sys.stderr)
+        print(f"shaderlm: {_words(problem)}", file=sys.stderr)
         return 1
     except Exception:
         if lost.just_now():
             return 130
         raise
+
+
+def _words(problem: OSError) -> str:
+    """Of a file that the error names, or of the output, which has no name."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    full = problem.filename is None and problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"cannot write the output: {problem.strerror}" if full else str(problem)
+
+
+def _drop_output() -> None:
+    """What is still buffered has no place to go, and Python must not try at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

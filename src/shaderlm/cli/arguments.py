@@ -20,7 +20,7 @@ class CommandGroup(click.Group):
         if command is not None:
             context = click.Context(command, info_name=name, parent=ctx)
             _check_text(context, rest)
-            _check_short_options(context, rest)
+            _check_options(context, rest)
         return name, command, rest
 
 
@@ -35,12 +35,15 @@ def _check_text(context: click.Context, args: Sequence[str]) -> None:
                 raise click.UsageError(message, context) from None
 
 
-def _check_short_options(context: click.Context, args: Sequence[str]) -> None:
-    """`-ngl` is no option of ours, and not `-n` with the value `gl`, as click reads it. `-n5` and `-hv` are fine."""
+def _check_options(context: click.Context, args: Sequence[str]) -> None:
+    """Those of `shaderlm` itself go before the command. `-ngl` is no option of ours, and not `-n` with the value `gl`,
+    as click reads it. `-n5` and `-hv` are fine.
+    """
     command = context.command
     options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
     named = {name: each for each in options for name in (*each.opts, *each.secondary_opts)}
     commands = command.commands if isinstance(command, click.Group) else {}
+    before = {name for each in context.find_root().command.params for name in each.opts if name.startswith("--")}
     is_value = False
     for arg in args:
         if is_value:
@@ -49,6 +52,9 @@ def _check_short_options(context: click.Context, args: Sequence[str]) -> None:
             return
         elif arg in named:
             is_value = _takes_value(named[arg])
+        elif (name := arg.partition("=")[0]) in before:
+            message = f"{name} goes before the command, as in `shaderlm {name} … {context.info_name}`."
+            raise click.UsageError(message, context)
         elif re.match(r"-[^\W\d]{2}", arg):
             for at, letter in enumerate(arg[1:], 1):
                 option = named.get(f"-{letter}")

@@ -106,8 +106,12 @@ def _defaults(command: click.Command, table: Mapping[str, Any], file: Path, path
     return defaults
 
 
-def _expected(key: str, path: Sequence[str], options: Iterable[str], below: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key.replace("_", "-"), [*options, *below], 1, 0.5)
+def _expected(key: str, path: Sequence[str], options: Iterable[str], below: Mapping[str, click.Command]) -> str:
+    name = key.replace("_", "-")
+    close = difflib.get_close_matches(name, [*options, *below], 1, 0.5)
+    tables = [f"[{'.'.join((*path, command))}]" for command in below if name in options_of(below[command])]
+    if tables:
+        return f"an option stands in the table of a command: {', '.join(tables)}"
     if close:
         return f"did you mean {'.'.join((*path, close[0]))}?"
     if not path:
@@ -178,6 +182,11 @@ def _warn_of_unknown_variables(command: click.Command, names: Sequence[str]) -> 
     """No error: others set variables, too. Of a service shaderlm-serve, Kubernetes sets SHADERLM_SERVE_SERVICE_HOST."""
     known = [_variable((*names, name)) for name in options_of(command)]
     below = tuple(f"{_variable((*names, name))}_" for name in subcommands(command))
+    for option in options_of(command):
+        name, value = _variable([option]), os.environ.get(_variable([option]), "")
+        if value and not value.startswith("tcp://"):  # Kubernetes: SHADERLM_PORT of a service shaderlm
+            meant = _variable((*names, option))
+            _log.warning("the environment variable %s is no option; did you mean %s?", name, meant)
     for name in sorted(os.environ):
         if name.startswith(f"{_variable(names)}_") and name not in known and not name.startswith(below):
             close = difflib.get_close_matches(name, known, 1, 0.8)

@@ -22,14 +22,14 @@ from .options import (
     structure_options,
     with_model_values,
 )
-from .prompts import prompt_text
+from .prompts import TextCommand, prompt_text
 from .streaming import tell, tell_cancelled, write_stream
 
 if TYPE_CHECKING:
     from ..engine import Completion, GenerationOptions, LanguageModel, Stream, TokenLogprob
 
 
-@click.command()
+@click.command(cls=TextCommand)
 @click.argument("prompt", required=False)
 @click.option(
     "-f",

@@ -10,6 +10,19 @@ import click
 from ..errors import InputError
 
 
+class TextCommand(click.Command):
+    """A command whose last argument is a text: several words without quotes are told apart from other mistakes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as problem:
+            if not problem.message.startswith("Got unexpected extra argument"):
+                raise
+            raise click.UsageError(f"{problem.message}. Text of several words stands in quotes.", ctx) from None
+
+
 def prompt_text(argument: str | None, file: str | None, name: str = "PROMPT") -> str:
     """The text of the argument of this name and of FILE, with an empty line between them; without both, of a pipe."""
     if argument is None and file is None:

@@ -11,9 +11,10 @@ from .chat import chat
 from .completion import complete_models
 from .generate import generate
 from .options import CHAT_SAMPLING, load_options, sampling_options
+from .prompts import TextCommand
 
 
-@click.command()
+@click.command(cls=TextCommand)
 @click.argument("model", metavar="NAME", shell_complete=complete_models)
 @click.argument("prompt", required=False)
 @load_options

@@ -13,13 +13,13 @@ import click
 from ..errors import InputError
 from .loading import progress_bar
 from .options import model_option
-from .prompts import prompt_text
+from .prompts import TextCommand, prompt_text
 
 if TYPE_CHECKING:
     from ..engine.tokenizer import Tokenizer
 
 
-@click.command()
+@click.command(cls=TextCommand)
 @click.argument("text", required=False)
 @click.option(
     "-f",

@@ -136,6 +136,9 @@ def save(caps: DeviceCaps, timings: Mapping[Implementation, Timing]) -> Path | N
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, json.dumps(record, indent=1) + "\n")
         return path
-    except (OSError, ModelError) as problem:
-        _log.warning("the measurement of backends could not be kept (%s)", problem)
-        return None
+    except ModelError as problem:
+        reason = str(problem)
+    except OSError as problem:
+        reason = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem.strerror)
+    _log.warning("the measurement of backends could not be kept (%s)", reason)
+    return None
