@@ -95,7 +95,7 @@ def test_every_format_says_the_same(tiny: Path) -> None:
         (("-m", "synthetic:llama-3.2-2b:q4_0"), "Did you mean 'llama-3.2-1b'?"),
         (("-m", "synthetic:smollm2-135m:q4_2"), "no synthetic format 'q4_2'. Did you mean 'q4_0'?"),
         (("--parallel", "0,2"), "--parallel counts sequences: numbers above 0, got 0,2"),
-        (("-p", "0", "-n", "4", "--parallel", "65"), "a step samples for at most 64 sequences at once"),
+        (("-p", "0", "-n", "4", "--parallel", "257"), "a step samples for at most 256 sequences at once"),
         (("--parallel", "2", "--with-text"), "--with-text times one sequence"),
         (("--parallel", "2", "-n", "0"), "--parallel is for generated tokens, and -n is 0"),
         (("-m", "synthetic:smollm2-135m", "-m", "synthetic:nope"), "no synthetic model 'nope'"),

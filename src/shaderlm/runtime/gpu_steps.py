@@ -67,6 +67,7 @@ from .weights import Progress, Source, upload
 # Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
 # and most kernels serve other buckets too.
 _FIRST_BUCKET = 64
+_DETERMINISTIC_ROWS = 64
 
 
 class GpuSteps(Runner):
@@ -100,6 +101,8 @@ class GpuSteps(Runner):
         super().__init__(architecture, fitting, factors, fusions, self._lowering.unsupported_reason)
         self.max_tokens = max_tokens(config, device.caps)
         self.max_outputs = max_outputs(config, device.caps)
+        if deterministic:  # a decode step has the rows of the largest, however few sequences run
+            self.max_outputs = min(self.max_outputs, _DETERMINISTIC_ROWS)
         self.max_pages = device.caps.max_operand // (cache_row(config, self.cache) * PAGE)
         self.deterministic, self.decode_rows = deterministic, min(self.max_outputs, self.max_tokens)
         # Without subgroups a context class reads as many keys as its rows may have, of runs too.

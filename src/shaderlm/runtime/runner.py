@@ -40,7 +40,7 @@ U32 = NDArray[np.uint32]
 # "tokens": each row gives one, drawn with settings of its own, and a place for it that is no other row's.
 OutputKind = Literal["nothing", "token", "tokens", "logits", "all logits", "hidden"]
 FIRST_PAGES = 4  # of the pool: 512 positions, the least that attention over a contiguous cache expects
-MAX_OUTPUTS = 64  # rows of logits at once
+MAX_OUTPUTS = 256  # rows of logits at once
 _FIXED_CHUNK = 2 * PAGE  # of a prompt: larger chunks are read faster, smaller ones are found in a cache more often
 
 
