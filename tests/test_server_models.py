@@ -318,9 +318,9 @@ def test_sleep_and_keep_alive(tmp_path: Path) -> None:
         lease = await house.use("ant")
         await asyncio.sleep(0.1)
         assert house.states()["ant"] == "loaded", "it has a request"
-        assert house["ant"].sleeps_at is None
+        assert house["ant"].expires_at is None
         lease.release()
-        assert house["ant"].sleeps_at is not None
+        assert house["ant"].expires_at is not None
         await until(lambda: house.states()["ant"] == "sleeping")
 
     run(work)

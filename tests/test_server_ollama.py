@@ -19,11 +19,11 @@ from shaderlm.errors import ModelError
 from shaderlm.server import ollama, pulls
 from shaderlm.server.errors import ApiError
 from shaderlm.server.limits import Limits
-from shaderlm.server.ollama_models import show
+from shaderlm.server.model_facts import facts_of
+from shaderlm.server.ollama_models import shown
 from shaderlm.server.prepare import read
 from shaderlm.server.routes import Prepared
 from shaderlm.server.served import ServedModel
-from shaderlm.server.types.ollama import OllamaShowRequest
 
 from .serving import Running, loader, running
 from .test_server import ASK
@@ -364,7 +364,7 @@ def test_models(http: httpx.Client, server: Running, path: Path) -> None:
 
 
 def test_capabilities(thinking: ServedModel) -> None:
-    assert show(thinking, OllamaShowRequest(model="thinks")).capabilities == ["completion", "tools", "thinking"]
+    assert shown(facts_of(thinking)).capabilities == ["completion", "tools", "thinking"]
 
 
 class Downloads:

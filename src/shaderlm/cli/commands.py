@@ -25,10 +25,12 @@ SUMMARIES = {
     "perplexity": "Measure how well a model predicts a text.",
     "plan": "Print the plans of a model: its kernels in their order.",
     "profile": "Time every dispatch of a prefill and of decoding.",
+    "ps": "List the models of a server that runs.",
     "pull": "Fetch a model.",
     "rm": "Remove a model, or what is left of its download.",
     "run": "Chat with a model, or answer PROMPT and end.",
     "serve": "Answer the HTTP APIs of OpenAI, Anthropic, llama.cpp and Ollama.",
+    "stop": "Close a model of a server that runs.",
     "tokenize": "Show the tokens of a text, or the text of tokens.",
     "tune": "Find the fastest kernels for a model on this device.",
 }
@@ -37,7 +39,10 @@ _ELSEWHERE = {
     "list": "models", "ls": "models", "show": "info", "help": "--help", "version": "--version", "remove": "rm",
     "delete": "rm", "download": "pull", "server": "serve", "complete": "generate", "cli": "run",
 }  # fmt: skip
-_MODULES = {"models": "local_models", "pull": "local_models", "rm": "local_models"}
+_MODULES = {
+    **dict.fromkeys(("models", "pull", "rm"), "local_models"),
+    **dict.fromkeys(("ps", "stop"), "server_models"),
+}
 
 
 class App(CommandGroup):

@@ -67,11 +67,12 @@ def use_file(context: click.Context, path: str | None) -> None:
     file = default_file() if path is None else Path(path)
     if file is None or (path is None and not os.path.isfile(file)):
         return
-    context.default_map = _defaults(context.command, _tables(file), file, ())
+    context.default_map = option_values(context.command, read_tables(file), file, ())
     context.meta[_FILE] = file
 
 
-def _tables(file: Path) -> dict[str, Any]:
+def read_tables(file: Path) -> dict[str, Any]:
+    """A TOML file."""
     import tomllib
 
     try:
@@ -84,8 +85,8 @@ def _tables(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not TOML: {problem}") from None
 
 
-def _defaults(command: click.Command, table: Mapping[str, Any], file: Path, path: Sequence[str]) -> dict[str, Any]:
-    """click's default map of a command, from a table of the file."""
+def option_values(command: click.Command, table: Mapping[str, Any], file: Path, path: Sequence[str]) -> dict[str, Any]:
+    """click's default map of a command, from a table of the file: texts, which its options read like arguments."""
     options = options_of(command) if path else {}  # --config names the file, and is not in it
     below = subcommands(command)
     defaults: dict[str, Any] = {}
@@ -95,7 +96,7 @@ def _defaults(command: click.Command, table: Mapping[str, Any], file: Path, path
         if key in below:
             if not isinstance(value, dict):
                 raise InputError(f"{file}: {where} must be a table, as [{where}] begins one, got {_shown(value)}")
-            defaults[key] = _defaults(below[key], value, file, (*path, key))
+            defaults[key] = option_values(below[key], value, file, (*path, key))
         elif option is not None:
             try:
                 _set(defaults, option, value)

@@ -58,6 +58,10 @@ _COMMON = (
 )
 
 
+# All of them, as `generate` calls them.
+SAMPLING_NAMES = (*(number.name for number in (*_COMMON, *_SAMPLERS)), "dry_sequence_breakers", "samplers")
+
+
 def _breakers(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> list[str]:
     r"""Those that are given; none: no breaker. \n and \t are a newline and a tab."""
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts if text != "none"]
@@ -84,14 +88,12 @@ def sampler_options(command: Command) -> Command:
 
 def default_sampling_options(command: Command) -> Command:
     """The same and the common ones for `serve`: those that somebody gave, as the argument `sampling`."""
-    numbers = (*_COMMON, *_SAMPLERS)
-    names = [*(number.name for number in numbers), "dry_sequence_breakers", "samplers"]
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> Any:
         context = click.get_current_context()
-        values = {name: options.pop(name) for name in names}
-        said = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+        values = {name: options.pop(name) for name in SAMPLING_NAMES}
+        said = [name for name in SAMPLING_NAMES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
         return command(*args, sampling={name: values[name] for name in said}, **options)
 
     wrapped: Any = sampler_options(run)

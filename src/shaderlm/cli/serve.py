@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,18 @@ from .models import check_device, described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
 from .prompts import read_text
 from .sampler_options import default_sampling_options
+from .serve_models import are_several, several_models, several_models_options, sleeping_model
 from .streaming import tell
 
 if TYPE_CHECKING:
     from ..gpu import Backend
     from ..server.limits import Limits
     from ..server.loading import ServeOptions
+    from ..server.models import Models
     from ..server.served import ServedModel
+
+
+_LISTED = 8  # names in a line
 
 
 def _many(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,13 +60,28 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
     return keys
 
 
+class _ModelName(click.ParamType[str]):
+    """A name or a path, which may have spaces: a variable of the environment has one."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """All of it."""
+        return [rv]
+
+
 @click.command()
 @click.option(
     "-m",
     "--model",
+    "models",
+    type=_ModelName(),
+    multiple=True,
     shell_complete=complete_models,
-    help="As for generate, or as for bench synthetic:SHAPE:FORMAT.  [default: smollm2-135m, downloaded once]",
+    help="As for generate, or as for bench synthetic:SHAPE:FORMAT. Of several, each is loaded when it is first asked "
+    "for.  [default: smollm2-135m, downloaded once]",
 )
+@several_models_options(size_in_bytes)
 @click.option("--device", default="auto", show_default=True, help="As for generate.")
 @backend_option
 @precision_option
@@ -191,86 +211,55 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 @click.option("-v", "--verbose", is_flag=True, help="Log every request, also /health; put __verbose into answers.")
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
-def serve(
-    model: str | None,
-    device: str,
-    backend: Backend,
-    precision: str,
-    no_tune: bool,
-    ignore_keys: tuple[str, ...],
-    quantize: str | None,
-    ctx_size: int | None,
-    **options: Any,
-) -> None:
+def serve(models: tuple[str, ...], **options: Any) -> None:
     """Answer the HTTP APIs of OpenAI, Anthropic, llama.cpp and Ollama.
 
     A browser shows a chat at the server's address. Ctrl-C lets requests finish, twice ends them.
     Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
     """
     _check_packages()
-    from ..engine.options import generation_params
-    from ..formats.default_model import NAME as DEFAULT_MODEL
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
     from ..server.limits import limits_of
-    from ..server.loading import serve_model
     from ..server.request_log import RequestLog
     from ..server.running import allow_connections, make_server
     from ..server.service import Service
     from ..server.web import Export
 
     keys = _keys(options["api_keys"], options["api_key_file"])
-    template = _template(options["chat_template"], options["chat_template_file"])
     if (options["ssl_cert_file"] is None) != (options["ssl_key_file"] is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file belong together; give both.")
     web = None if options["web"] is None else Export(Path(options["web"]))
-    hosts_only = web is not None and model is None
+    several = are_several(models, options)
+    hosts_only = web is not None and not models and not several
     if hosts_only:
         _refuse_model_options()
-    generation_params(options["sampling"])  # a wrong one is an InputError now
-    if options["n_predict"] == 0:
-        raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
-    if not hosts_only:
-        _check_model(model, device, backend, ctx_size, ignore_keys)
-    if model is not None and is_synthetic(model):
-        options["aliases"] = options["aliases"] or (model,)  # there is no file whose name it could have
-        if ignore_keys:
-            raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
-        if quantize:
-            raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
+    limits = limits_of(options["limits"])
     host = options["host"]
     if not hosts_only and not keys and not is_loopback(host):
         tell(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it")
     if any(options[name] is not None for name in ("replicas", "max_replicas", "ray_address")):
         from .serve_replicas import serve_replicas
 
-        how = {"backend": backend, "precision": precision, "no_tune": no_tune, "ignore_keys": ignore_keys}
-        sys.exit(
-            serve_replicas(
-                model, device, keys, template, {**options, **how, "quantize": quantize, "ctx_size": ctx_size}
-            )
-        )
+        if several or options["sleep_idle_seconds"] >= 0:
+            raise click.UsageError("--replicas is for one model, which stays loaded; give one -m.")
+        model = next(iter(models), None)
+        template = _check_options(model, options)
+        sys.exit(serve_replicas(model, options["device"], keys, template, options))
     origins = Origins(options["cors_origins"], has_keys=bool(keys))
-    limits = limits_of(options["limits"])
     _log_to_stderr()
     if web is not None and not is_loopback(host) and options["ssl_cert_file"] is None:
         only = "only here" if host in _ANY_HOST else "nowhere"
         tell(f"shaderlm: {_INSECURE} {only}")
 
-    def load() -> ServedModel:
-        loaded = load_any(
-            model,
-            device,
-            backend=backend,
-            context=ctx_size,
-            precision=precision,
-            tune=not no_tune,
-            measure=True,
-            ignore_keys=ignore_keys,
-            quantize=quantize,
-            deterministic=options["deterministic"],
-        )
-        return serve_model(loaded, model or DEFAULT_MODEL, _serve_options(template, limits, keys, options), status)
+    served_models: Models | Callable[[], ServedModel] | None = None
+    if several:
+        check_device(options["device"], options["backend"])
+        served_models = several_models(models, options, lambda name, own: _loader(name, own, limits, keys))
+    elif not hosts_only:
+        served_models = _loader(next(iter(models), None), options, limits, keys, check=True)
+        if options["sleep_idle_seconds"] >= 0:
+            served_models = sleeping_model(served_models, options)
 
     address = ""
 
@@ -278,11 +267,16 @@ def serve(
         nonlocal address
         address = url
         tell(f"listening on {address}")
+        if several:
+            tell(f"{_listed(service.models)}: each is loaded when it is first asked for")
         if web is not None:
             where = _page_address(address)
             tell(f"{where}/web/ runs {web.name} in browsers" if where else "browsers cannot run /web/ without HTTPS")
 
     def on_loaded(served: ServedModel) -> None:
+        if several:
+            tell(f"{served.name} is loaded on {served.model.report.device}, in {served.model.report.seconds:.2f} s")
+            return
         where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
         if not served.model.has_chat_template:
             where = (
@@ -292,7 +286,7 @@ def serve(
 
     allow_connections()
     service = Service(
-        None if hosts_only else load,
+        served_models,
         metrics=options["metrics"],
         slots=options["slots"],
         limits=limits,
@@ -426,6 +420,50 @@ def _check_model(
         with open_checkpoint(find(model)) as file, file.named_in_errors():
             check_context(context, read_config(architecture_of(file), file, ignore_keys).context)
     check_device(device, backend)
+
+
+def _check_options(model: str | None, options: dict[str, Any]) -> str | None:
+    """What is wrong with a model's options is said now; the chat template that they name."""
+    from ..engine.options import generation_params
+
+    generation_params(options["sampling"])
+    if options["n_predict"] == 0:
+        raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
+    if model is not None and is_synthetic(model):
+        if options["ignore_keys"]:
+            raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
+        if options["quantize"]:
+            raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
+    return _template(options["chat_template"], options["chat_template_file"])
+
+
+def _loader(
+    model: str | None, options: dict[str, Any], limits: Limits, keys: Sequence[str], *, check: bool = False
+) -> Callable[[], ServedModel]:
+    """What loads a model with its options. `check`: look at its file now."""
+    from ..formats.default_model import NAME as DEFAULT_MODEL
+    from ..server.loading import serve_model
+
+    template = _check_options(model, options)
+    if check:
+        _check_model(model, options["device"], options["backend"], options["ctx_size"], options["ignore_keys"])
+    if model is not None and is_synthetic(model):
+        options = {**options, "aliases": options["aliases"] or (model,)}  # there is no file whose name it could have
+    serve_options = _serve_options(template, limits, keys, options)
+    same = ("backend", "precision", "ignore_keys", "quantize", "deterministic")
+    how = {name: options[name] for name in same} | {"context": options["ctx_size"], "tune": not options["no_tune"]}
+
+    def load() -> ServedModel:
+        loaded = load_any(model, options["device"], measure=True, **how)
+        return serve_model(loaded, model or DEFAULT_MODEL, serve_options, status)
+
+    return load
+
+
+def _listed(models: Models) -> str:
+    names = [each.name for each in models.all()]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"serves {', '.join(names[:_LISTED])}{more}" if names else "serves no model yet"
 
 
 def _serve_options(template: str | None, limits: Limits, keys: Sequence[str], options: dict[str, Any]) -> ServeOptions:

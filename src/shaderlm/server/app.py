@@ -233,6 +233,8 @@ def _of_models(compute: Callable[[Service], Any]) -> Handler:
     """Ollama's lists. What a template can do, a process of its own says."""
 
     async def handler(service: Service, request: Request) -> Response:
+        service.check_model()
+        await service.models.refresh()
         return _json(await service.prepare(compute, service))
 
     return handler
@@ -366,7 +368,7 @@ ENDPOINTS: list[Endpoint] = [
     _get("/api/tags", "The models that are served", _of_models(ollama_models.tags), OllamaTags, api="Ollama"),
     _get("/api/ps", "The models that are loaded", _of_models(ollama_models.running), OllamaRunningModels, api="Ollama"),
     _get("/api/version", "The version of the API", _version, OllamaVersion, api="Ollama"),
-    _post(
+    _about(
         *("/api/show", "What a model is", OllamaShowRequest, OllamaShowResponse, ollama_models.show),
         api="Ollama",
         errors=(404,),

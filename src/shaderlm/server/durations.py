@@ -1,9 +1,10 @@
-"""Times as Ollama writes them: a number of seconds, or a text such as 5m or 1h30m. Below zero: for ever."""
+"""Times as Ollama writes them: seconds, or a text such as 5m or 1h30m (below zero: for ever); and dates."""
 
 from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 
 from .errors import ApiError
 
@@ -25,3 +26,8 @@ def seconds_of(keep_alive: float | str | None) -> float | None:
         seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(match[2]))
         seconds = -seconds if match[1] == "-" else seconds
     return math.inf if seconds is not None and seconds < 0 else seconds
+
+
+def date_of(seconds: float) -> str:
+    """A time of day in ISO 8601."""
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")

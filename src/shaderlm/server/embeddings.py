@@ -74,6 +74,7 @@ class LlamaEmbeddings(Prepared):
         field, value = ("input", body.input) if body.content is None else ("content", body.content)
         if value is None:
             raise ApiError(400, "content is missing; this route needs it", param="content")
+        self.served = served
         self.requests = [served.model.embed_request(each) for each in read_prompts(field, value)]
 
     def response(self, handles: Sequence[Handle]) -> list[Any]:

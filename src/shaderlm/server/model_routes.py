@@ -10,6 +10,8 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..errors import ShaderlmError
+from .durations import date_of
 from .errors import ApiError
 from .models import HostedModel
 from .served import ServedModel
@@ -27,9 +29,9 @@ def _json(value: Any) -> Response:
 def described(model: HostedModel) -> Model:
     """What the list says of a model."""
     source, problem = model.source, model.problem
-    status = ModelStatus(model.state)
-    if problem is not None:
-        status = ModelStatus(model.state, failed=True, error=str(problem))
+    until = "" if model.expires_at is None else date_of(model.expires_at)
+    error = "" if problem is None else str(problem) if isinstance(problem, ShaderlmError) else type(problem).__name__
+    status = ModelStatus(model.state, problem is not None, error, model.leases + model.waiting, until)
     path = UNSET if model.path is None else str(model.path)
     if model.served is None:
         names = [source.name, *source.aliases]

@@ -46,6 +46,8 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     path: Path | None = None  # of its file or folder; None: not known before it is loaded
+    context: int | None = None  # that it will have; None: its own
+    embedding: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +71,8 @@ class HostedModel:
         self.problem: Exception | None = None  # why it was not loaded
         self.metrics = Metrics()
         self.leases = 0
-        self.last_used = 0.0  # these are times of the loop
-        self.sleeps_at: float | None = None
+        self.last_used = 0.0  # in the time of the loop
+        self.expires_at: float | None = None  # when it goes to sleep, as the time of day
         self.keep_seconds = math.inf  # after the last request
         self.nbytes = 0  # that it has, or will have, where memory is limited
         self._past: EngineStats | None = None  # of earlier loads
@@ -278,15 +280,15 @@ class Models:
                 self._start(self._unload(victim, "unloaded"))
         if math.isfinite(model.keep_seconds) and model.served is not None and not model._is_draining:
             loop = asyncio.get_running_loop()
-            model.sleeps_at = loop.time() + model.keep_seconds
-            model._timer = loop.call_at(model.sleeps_at, self._sleep, model)
+            model.expires_at = time.time() + model.keep_seconds
+            model._timer = loop.call_later(model.keep_seconds, self._sleep, model)
 
     def _sleep(self, model: HostedModel) -> None:
         if not model.leases and model.served is not None:
             self._start(self._unload(model, "sleeping"))
 
     def _cancel_timer(self, model: HostedModel) -> None:
-        model.sleeps_at = None
+        model.expires_at = None
         if model._timer is not None:
             model._timer.cancel()
             model._timer = None
@@ -640,6 +642,14 @@ def bytes_of(served: ServedModel) -> int:
     return report.weight_bytes + report.dense_bytes + model.runner.pool.pages * model.runner.page_bytes
 
 
+def local_path(model: str) -> Path | None:
+    """The path of a model that is named by one; None: it is named otherwise."""
+    path = Path(model).expanduser()
+    with suppress(OSError, ValueError):
+        return path if path.exists() else None
+    return None
+
+
 def size_of(path: Path) -> int:
     """Of a file, or of all files of a folder; 0: it is gone."""
     with suppress(OSError):
@@ -670,10 +680,3 @@ async def in_thread(work: Callable[[], Value]) -> Value:
 
     threading.Thread(target=run, name="model", daemon=True).start()
     return await asyncio.wrap_future(future)
-
-
-def expires_at(model: HostedModel) -> float | None:
-    """The time of day at which it goes to sleep; None: it stays as long as there is room."""
-    if model.sleeps_at is None:
-        return None
-    return time.time() + model.sleeps_at - asyncio.get_running_loop().time()

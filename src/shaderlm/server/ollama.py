@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from ..engine import Delta, Handle, Request, TokenLogprob
 from ..errors import InputError
+from ..text import ChatTemplate
 from ..text.chat_output import Call, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta, thinking_tags
 from .conversation import Conversation, function_tool
 from .durations import seconds_of
@@ -388,9 +389,8 @@ def _message(i: int, message: types.OllamaMessage) -> dict[str, Any]:
     }
 
 
-def thinks(served: ServedModel) -> bool:
+def knows_thoughts(template: ChatTemplate | None) -> bool:
     """Does the chat template know of thoughts?"""
-    template = served.model.chat_template
     source = "" if template is None else str(template.source)
     return thinking_tags(source) is not None or "reasoning_effort" in source
 
@@ -399,7 +399,7 @@ def _thinking(served: ServedModel, think: bool | str | None) -> dict[str, Any]:
     """Whether the model thinks, and how much. One that cannot is not asked to."""
     if think is None:
         return {}
-    if think is not False and not thinks(served):
+    if think is not False and not knows_thoughts(served.model.chat_template):
         raise unsupported("think", "this model does not think; leave it out, or give false")
     effort = {"reasoning_effort": "high" if think == "max" else think} if isinstance(think, str) else {}
     return {"thinking": think is not False, "template_kwargs": effort}

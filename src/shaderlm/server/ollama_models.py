@@ -7,19 +7,22 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..engine import LanguageModel
 from ..errors import ModelError, ShaderlmError
 from ..formats.local_models import remove
-from ..text import call_format
+from ..text import ChatTemplate, call_format
+from .durations import date_of
 from .errors import ApiError, api_error
 from .generation import check_supported
-from .ollama import LINES, plain_name, thinks
+from .model_facts import ModelFacts, facts_of
+from .model_routes import exactly
+from .models import HostedModel
+from .ollama import LINES, knows_thoughts, plain_name
 from .pulls import Pulls, pull_source
 from .served import ServedModel
 from .service import Service
@@ -34,106 +37,110 @@ _log = logging.getLogger("shaderlm.server")
 # What is served ------------------------------------------------------------------------------------------
 
 
-def served_models(service: Service) -> list[ServedModel]:
-    """The models that are loaded."""
-    service.check_model()
-    return [each.served for each in service.models.loaded() if each.served is not None]
-
-
 def tags(service: Service) -> types.OllamaTags:
     """All models that can be asked."""
-    return types.OllamaTags([_model(each) for each in served_models(service)])
+    return types.OllamaTags([_model(service.facts.facts(each)) for each in service.models.all()])
 
 
 def running(service: Service) -> types.OllamaRunningModels:
     """All models that are loaded."""
-    return types.OllamaRunningModels([_running(each) for each in served_models(service)])
+    loaded = [(each, each.served) for each in service.models.all()]
+    return types.OllamaRunningModels([_running(each, served) for each, served in loaded if served is not None])
 
 
-def _model(served: ServedModel) -> types.OllamaModel:
-    report = served.model.report
+def _model(facts: ModelFacts) -> types.OllamaModel:
     return types.OllamaModel(
-        name=served.name,
-        model=served.name,
-        modified_at=_modified_at(served),
-        size=report.file_bytes,
-        digest=_digest(served),
-        details=_details(served),
-        capabilities=_capabilities(served),
+        name=facts.name,
+        model=facts.name,
+        modified_at=_modified_at(facts),
+        size=facts.file_bytes,
+        digest=_digest(facts),
+        details=_details(facts),
+        capabilities=_capabilities(facts),
     )
 
 
-def _running(served: ServedModel) -> types.OllamaRunningModel:
-    report = served.model.report
+def _running(model: HostedModel, served: ServedModel) -> types.OllamaRunningModel:
+    report, facts = served.model.report, facts_of(served)
     return types.OllamaRunningModel(
-        name=served.name,
-        model=served.name,
+        name=facts.name,
+        model=facts.name,
         size=report.weight_bytes,
-        digest=_digest(served),
-        details=_details(served),
-        expires_at=_FOREVER,
+        digest=_digest(facts),
+        details=_details(facts),
+        expires_at=date_of(model.expires_at) if model.expires_at is not None else _FOREVER,
         size_vram=report.weight_bytes if report.backend else 0,  # without WebGPU the CPU computes
         context_length=served.context,
     )
 
 
-def show(served: ServedModel, body: types.OllamaShowRequest) -> types.OllamaShowResponse:
-    """What a model is."""
-    served.require_name(plain_name(served, _name(body)))
-    model, report = served.model, served.model.report
-    config, kind = model.config, report.architecture
+async def show(service: Service, body: types.OllamaShowRequest) -> types.OllamaShowResponse:
+    """What a model is. It is not loaded for that."""
+    service.check_model()
+    model = await exactly(service, _name(body))
+    return await service.prepare(lambda: shown(service.facts.facts(model)))
+
+
+def shown(facts: ModelFacts) -> types.OllamaShowResponse:
+    """The same of what is known."""
     words = {"repetition_penalty": "repeat_penalty"}
-    values = {words.get(name, name): value for name, value in served.sampling_defaults.items()}
-    parameters = {"num_ctx": served.context, **values}
-    template = model.chat_template
-    lines = [f"FROM {report.path}", *(f"PARAMETER {name} {value}" for name, value in parameters.items())]
+    values = {words.get(name, name): value for name, value in facts.sampling.items()}
+    parameters = {"num_ctx": facts.context, **values}
+    lines = [f"FROM {facts.path}", *(f"PARAMETER {name} {value}" for name, value in parameters.items())]
     return types.OllamaShowResponse(
         modelfile="\n".join(lines) + "\n",
         parameters="\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
-        template="" if template is None else str(template.source),
-        details=_details(served),
-        model_info={
-            "general.architecture": kind,
-            "general.basename": report.own_name or report.name,
-            "general.parameter_count": report.parameters,
-            f"{kind}.context_length": served.context,
-            f"{kind}.embedding_length": config.hidden,
-            f"{kind}.block_count": config.layers,
-            f"{kind}.attention.head_count": config.heads,
-            f"{kind}.attention.head_count_kv": config.kv_heads,
-            f"{kind}.vocab_size": config.vocabulary,
-        },
-        capabilities=_capabilities(served),
-        modified_at=_modified_at(served),
+        template="" if facts.template is None else str(facts.template.source),
+        details=_details(facts),
+        model_info=_info(facts),
+        capabilities=_capabilities(facts),
+        modified_at=_modified_at(facts),
     )
 
 
-def _details(served: ServedModel) -> types.OllamaDetails:
-    report = served.model.report
-    unit, divisor = ("B", 1e9) if report.parameters >= 1e9 else ("M", 1e6)
+def _info(facts: ModelFacts) -> dict[str, Any]:
+    config = facts.config
+    if config is None:
+        return {}
+    kind = config.architecture
+    return {
+        "general.architecture": kind,
+        "general.basename": facts.own_name or facts.name,
+        "general.parameter_count": facts.parameters,
+        f"{kind}.context_length": facts.context,
+        f"{kind}.embedding_length": config.hidden,
+        f"{kind}.block_count": config.layers,
+        f"{kind}.attention.head_count": config.heads,
+        f"{kind}.attention.head_count_kv": config.kv_heads,
+        f"{kind}.vocab_size": config.vocabulary,
+    }
+
+
+def _details(facts: ModelFacts) -> types.OllamaDetails:
+    unit, divisor = ("B", 1e9) if facts.parameters >= 1e9 else ("M", 1e6)
+    family = "" if facts.config is None else facts.config.architecture
     return types.OllamaDetails(
-        format="safetensors" if report.path.is_dir() else "gguf",
-        family=report.architecture,
-        families=[report.architecture],
-        parameter_size=f"{report.parameters / divisor:.1f}{unit}",
-        quantization_level=next(iter(report.types)).upper(),
+        format="safetensors" if facts.path is not None and facts.path.is_dir() else "gguf",
+        family=family,
+        families=[family] if family else [],
+        parameter_size=f"{facts.parameters / divisor:.1f}{unit}",
+        quantization_level=next(iter(facts.types), "").upper(),
     )
 
 
-def _capabilities(served: ServedModel) -> list[str]:
+def _capabilities(facts: ModelFacts) -> list[str]:
     """In Ollama's words."""
-    found = ["completion"]
-    if _calls_tools(served.model):
-        found.append("tools")
-    if thinks(served):
-        found.append("thinking")
-    if served.embedding:
-        found.append("embedding")
-    return found
+    capabilities = ["completion"]
+    if _calls_tools(facts.template):
+        capabilities.append("tools")
+    if knows_thoughts(facts.template):
+        capabilities.append("thinking")
+    if facts.embedding:
+        capabilities.append("embedding")
+    return capabilities
 
 
-def _calls_tools(model: LanguageModel) -> bool:
-    template = model.chat_template
+def _calls_tools(template: ChatTemplate | None) -> bool:
     if template is None:
         return False
     try:
@@ -143,18 +150,18 @@ def _calls_tools(model: LanguageModel) -> bool:
     return True
 
 
-def _digest(served: ServedModel) -> str:
+def _digest(facts: ModelFacts) -> str:
     """Not of the content, which would take minutes: of what changes with it."""
-    report = served.model.report
-    text = f"{report.path}\n{report.file_bytes}\n{_modified_at(served)}"
+    text = f"{facts.path}\n{facts.file_bytes}\n{_modified_at(facts)}"
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
-def _modified_at(served: ServedModel) -> str:
-    seconds = float(served.created)
-    with suppress(OSError):  # synthetic, or removed meanwhile
-        seconds = served.model.report.path.stat().st_mtime
-    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
+def _modified_at(facts: ModelFacts) -> str:
+    seconds = 0.0
+    if facts.path is not None:
+        with suppress(OSError):  # synthetic, or removed meanwhile
+            seconds = facts.path.stat().st_mtime
+    return date_of(seconds)
 
 
 def _name(body: types.OllamaModelRequest) -> str:

@@ -13,6 +13,7 @@ from ..engine import Engine, Handle, Request
 from .errors import ENDING, ApiError, unavailable
 from .limits import Limits
 from .metrics import ModelNumbers
+from .model_facts import FactReader
 from .models import HostedModel, Models, ModelSource
 from .pulls import Pulls
 from .served import ServedModel
@@ -87,7 +88,7 @@ class Service:
         """
         self.has_model = models is not None
         self.models = models if isinstance(models, Models) else one_model(models)
-        self.limits, self._reload = limits, reload
+        self.limits, self._reload, self.facts = limits, reload, FactReader()
         self.coalescing = WriteCoalescing()
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         # Requests wait here for templates and grammars, which may take seconds: nothing else does.

@@ -45,6 +45,8 @@ class ModelStatus(Struct, omit_defaults=True):
     value: Literal["unloaded", "loading", "loaded", "sleeping", "failed"]
     failed: bool = False
     error: str = ""
+    requests: int = 0  # that have it, and wait for it
+    expires_at: str = ""  # when it goes to sleep
 
 
 class Model(Struct):
