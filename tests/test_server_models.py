@@ -88,7 +88,7 @@ class House:
 
     def sources(self) -> list[ModelSource]:
         def source(name: str) -> ModelSource:
-            more = {"aliases": (f"{name}-alias",), "tags": (f"{name}-tag",)}
+            more: dict[str, Any] = {"aliases": (f"{name}-alias",), "tags": (f"{name}-tag",)}
             return ModelSource(name=name, load=lambda: self.load(name), path=self.path(name), **more)
 
         return [source(name) for name in self.names]
@@ -207,7 +207,7 @@ def test_a_request_that_gets_no_room_is_told_so(tmp_path: Path) -> None:
 
     async def work() -> None:
         ant = await house.use("ant")
-        with pytest.raises(ApiError, match="no room for the model 'bee': 'ant' have requests") as problem:
+        with pytest.raises(ApiError, match="no memory for the model 'bee': 'ant' have requests") as problem:
             await house.use("bee")
         assert (problem.value.status, problem.value.headers) == (503, {"Retry-After": "5"})
         again = await house.use("ant")  # it takes requests again

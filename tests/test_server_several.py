@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from shaderlm.cli import serve_models
+from shaderlm.cli.sampler_options import SAMPLING_NAMES
 from shaderlm.cli.serve import serve
 from shaderlm.errors import InputError
 from shaderlm.server.models import Models, ModelsOptions, ModelSource
@@ -218,7 +219,7 @@ def options_of(*arguments: object) -> tuple[click.Context, dict[str, Any]]:
     """What `serve` would be called with."""
     context = serve.make_context("serve", [str(each) for each in arguments])
     values = dict(context.params)
-    names = serve_models.SAMPLING_NAMES
+    names = SAMPLING_NAMES
     said = [name for name in names if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT]
     values["sampling"] = {name: values[name] for name in said}
     return context, {name: value for name, value in values.items() if name not in names}

@@ -480,7 +480,7 @@ class Models:
     def _no_room(self, model: HostedModel) -> ApiError:
         busy = ", ".join(repr(each.name) for each in self._models.values() if _takes_room(each))
         return unavailable(
-            f"there is no room for the model {model.name!r}: {busy} have requests; try again in a few seconds"
+            f"there is no memory for the model {model.name!r}: {busy} have requests; try again in a few seconds"
         )
 
     def _drain_oldest(self) -> HostedModel | None:
