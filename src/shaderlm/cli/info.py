@@ -24,9 +24,10 @@ from .options import adapter_option, backend_option, ignore_key_option, json_opt
 if TYPE_CHECKING:
     from ..formats.checkpoint import Checkpoint
     from ..formats.gguf_header import TensorInfo
-    from ..gpu import Backend
+    from ..gpu import Backend, DeviceCaps
     from ..models.architecture import Architecture
     from ..models.config import Config
+    from ..runtime.sizes import Memory
 
     _Model = tuple[Architecture, Config]
 
@@ -157,7 +158,17 @@ def _memory(kind: Architecture, config: Config, context: int, device: str | None
     by = None if adapter is None else f"{caps.implementation}: {adapter.reason}"
     needed = memory(kind, config, caps, context)
     parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
+    parts |= _cache_limit(None if adapter is None else caps, needed, is_here=adapter is not None)
     return {"context": context, "device": caps.name, "device_bytes": caps.heap or None, "backend": by, **parts}
+
+
+def _cache_limit(caps: DeviceCaps | None, needed: Memory, *, is_here: bool) -> dict[str, Any]:
+    """What the cache may take where nobody says how much: of a device that is here."""
+    from ..runtime.cache_share import free_memory, share_of
+
+    free = free_memory(caps, needed.weights + needed.scratch, loaded=False) if is_here else None
+    share = share_of(caps)
+    return {"cache_share": share, "cache_limit": None if free is None else int(free * share)}
 
 
 def _cpu_memory(kind: Architecture, config: Config, context: int, device: str) -> dict[str, Any]:
@@ -168,6 +179,7 @@ def _cpu_memory(kind: Architecture, config: Config, context: int, device: str) -
     packed = device == "cpu" and is_available()
     needed, _ = cpu_memory(kind, config, context, packed=packed)
     parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
+    parts |= _cache_limit(None, needed, is_here=True)
     name = f"the CPU, by {'LLVM' if packed else 'NumPy'}"
     return {"context": context, "device": name, "device_bytes": None, "backend": None, **parts}
 
@@ -183,6 +195,9 @@ def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
     short = has and memory["total"] > memory["device_bytes"]
     print(f"{'memory':<14} {size(memory['total'])} with {memory['context']:,} tokens of context ({parts})")
     print(f"{'':<14} on {printable(memory['device'])}{has}{': too little' if short else ''}")
+    if memory["cache_limit"] is not None:
+        share = f"{memory['cache_share']:.0%} of what is free beside the model"
+        print(f"{'':<14} the cache of all conversations takes up to {size(memory['cache_limit'])}, {share}")
     if memory["backend"]:
         print(f"{'':<14} by {memory['backend']}")
 

@@ -282,6 +282,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
             where = (
                 f"{address}/v1/completions continues texts. It has no chat template, and --chat-template gives it one"
             )
+        tell(served.model.cache_limit)
         tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()

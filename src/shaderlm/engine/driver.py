@@ -66,6 +66,7 @@ class Engine:
         self._scheduler = Scheduler(runner.pool, self._cache, limits, runner.share, runner.free)
         self._scheduler.preempted = self._core.forget
         runner.reclaim = self._cache.reclaim
+        runner.pool.max_pages = limits.max_pages
         self._step_lock = threading.RLock()  # reentrant for a signal that comes between taking it and `_driver`
         self._driver = 0  # the thread that is inside a turn
         self._inbox = Inbox()

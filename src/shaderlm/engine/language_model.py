@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ContextSizeError, InputError, ModelError, ShaderlmError
+from ..gpu.caps import size
+from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
 from ..models.config import Config
 from ..runtime.disk_cache import DiskCache
@@ -88,6 +90,16 @@ class LanguageModel:
             raise InputError(f"there is no cache on disk for this model: {layers}. Leave cache_dir out")
         disk = DiskCache(Path(folder), limit, identity_of(runner, self.report), runner.page_tensors)
         self.engine.use_disk(disk, keys)
+
+    @property
+    def cache_limit(self) -> str:
+        """How much the KV cache takes at most, and why, in a few words."""
+        runner, asked = self._runner, self.engine.options.cache_tokens is not None
+        pages = self.engine.stats().max_pages
+        why = "" if asked or runner.cache_pages is None else f": {runner.cache_share:.0%} of free memory"
+        if not asked and runner.cache_pages is None:
+            return "the KV cache grows while the device has memory, which WebGPU does not tell here"
+        return f"the KV cache takes up to {size(pages * runner.page_bytes)}, {pages * PAGE:,} tokens{why}"
 
     @property
     def config(self) -> Config:

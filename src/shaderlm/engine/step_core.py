@@ -92,6 +92,8 @@ class StepCore:
         pages = runner.max_pages
         if options.cache_tokens is not None:
             pages = min(pages_for(options.cache_tokens), pages)
+        elif runner.cache_pages is not None:
+            pages = min(runner.cache_pages, pages)
         shared, cached = options.share_prefixes, not runner.config.recurrent
         return SchedulerLimits(rows, running, chunk, runner.fixed_chunk, shared, outputs, pages, cached)
 

@@ -28,6 +28,8 @@ class DevicePolicy:
     max_prefill_tokens: int  # rows of a prompt in one step: enough to fill the device, few enough to be interrupted
     warm_up_seconds: float  # clocks are low after idling: run something for so long before anything is timed
     short_measurements: bool  # measure with little work and few samples
+    own_memory: bool  # its memory is not the system's: what that has free says nothing
+    cache_share: float  # of the memory that is free, which the KV cache may take where nobody says how much
 
 
 ON_GPU = DevicePolicy(
@@ -44,6 +46,8 @@ ON_GPU = DevicePolicy(
     max_prefill_tokens=512,
     warm_up_seconds=1.0,
     short_measurements=False,
+    own_memory=True,
+    cache_share=0.8,
 )
 IN_SOFTWARE = DevicePolicy(
     specialise_constants=False,
@@ -59,6 +63,8 @@ IN_SOFTWARE = DevicePolicy(
     max_prefill_tokens=128,
     warm_up_seconds=0.0,
     short_measurements=True,
+    own_memory=False,
+    cache_share=0.5,
 )
 
 
@@ -74,4 +80,7 @@ def policy_of(kind: str, implementation: str, backend: str) -> DevicePolicy:
     if kind == "software":
         return IN_SOFTWARE
     policy = ON_GPU_BY_DAWN if implementation == "dawn" else ON_GPU
-    return replace(policy, large_workgroups=backend == "Vulkan")
+    # Memory that the device does not share is there for such programs; of the system's, half is left to others.
+    own = kind == "discrete"
+    share = policy.cache_share if own else IN_SOFTWARE.cache_share
+    return replace(policy, large_workgroups=backend == "Vulkan", own_memory=own, cache_share=share)

@@ -135,6 +135,9 @@ class GpuSteps(Runner):
                     check_memory(self.memory(reserve), reserve, device.caps)
                 self._make_inputs(reserve)  # before weights are copied: there may be too little memory
                 self._weights = upload(device, weights_of(map(self.plan, keys)), source, progress)
+                taken = sum(each.size for each in (*self._weights.values(), *self._buffers.values()))
+                pool_bytes = self.pool.pages * self.page_bytes
+                self.share_memory(device.caps, taken - pool_bytes, pages_of(reserve) if reserve else 0)
                 for each in compiled:
                     each.result()
             except BaseException:

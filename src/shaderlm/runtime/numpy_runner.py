@@ -99,6 +99,7 @@ class NumpyRunner(Runner):
         self._page_table = np.zeros(self.pool.table_words, np.uint32)
         self._tokens = np.zeros(MAX_SEQUENCES, np.uint32)
         self._counts: U32 | None = None  # [sequence slots, vocabulary], once a step counts tokens
+        self.share_memory(None, 0)
 
     def _load_weights(self, body: Graph, head: Graph, source: Source, progress: Progress | None) -> dict[str, F32]:
         """What the nodes that NumPy runs read."""

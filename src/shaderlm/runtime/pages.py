@@ -65,6 +65,7 @@ class PagePool:
         self._states = states
         self.pages = 0  # there are so many; `grow` adds some
         self.max_pages = 1 << 31  # there may be so many, as far as is known
+        self.pages_kept_alone = 0  # there may be so many for cached ones, where one sequence runs at most
         self.idle: OrderedDict[int, None] = OrderedDict()  # pages that only a cache uses, the longest idle first
         self._most_used = 0  # pages of sequences, at the same time
         self._free: list[int] = []
@@ -96,12 +97,13 @@ class PagePool:
     def pages_worth_keeping(self, more: int) -> int:
         """Up to how many pages the pool grows rather than give up cached ones, now that sequences want so many more.
 
-        Twice as many as sequences ever used at the same time: a cache that took all memory would leave none to others,
-        and all streams wait while the pool grows (docs/log.md).
+        Twice as many as sequences ever used at the same time: all streams wait while the pool grows (docs/log.md).
+        Where there is one at most, nobody else does: then as many as the cache may have.
         """
         used = self.pages - len(self.idle) + more  # free pages are taken first
         self._most_used = max(self._most_used, used)
-        return max(self.pages, 2 * self._most_used, KEPT_PAGES)
+        alone = self.pages_kept_alone if self.sequences <= 1 else 0
+        return max(self.pages, 2 * self._most_used, KEPT_PAGES, alone)
 
     @property
     def table_words(self) -> int:

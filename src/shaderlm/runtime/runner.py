@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError, InputError
+from ..gpu.caps import DeviceCaps
 from ..graph.batch import LAST, NONE, PAGE, RUN, RUN_ROWS
 from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Graph, Node
@@ -29,6 +30,7 @@ from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
+from .cache_share import LEAST_PAGES, free_memory, share_of
 from .pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved
 from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
 from .sampler_settings import GREEDY, SamplerSettings
@@ -189,6 +191,9 @@ class Runner(ABC):
     max_tokens: int  # rows of a step
     max_outputs: int  # rows of logits of a step
     max_pages: int  # of the pool, on this device
+    cache_share = 0.0  # of free memory: what the pool takes where nobody says how much
+    cache_pages: int | None = None  # as many pages; None: it is not known what is free
+    memory_pages = 1 << 31  # that fit into free memory, as far as is known
     max_states = MAX_SEQUENCES  # rows of the states of recurrent layers, on this device
     cache: str  # the format of keys and values
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
@@ -351,6 +356,18 @@ class Runner(ABC):
     @abstractmethod
     def page_tensors(self) -> tuple[tuple[str, int], ...]:
         """The tensors that a page is made of: names, and bytes of a page."""
+
+    def share_memory(self, caps: DeviceCaps | None, taken: int, reserved: int = 0) -> None:
+        """Let the pool take a share of the memory that is free beside `taken` bytes, but at least `reserved` pages.
+
+        Up to there cached pages are kept, where no other sequence waits while the pool grows.
+        """
+        free = free_memory(caps, taken, loaded=True)
+        if free is not None:
+            nbytes, self.cache_share = max(1, self.page_bytes), share_of(caps)
+            pages = int(free * self.cache_share) // nbytes
+            self.cache_pages = self.pool.pages_kept_alone = max(pages, reserved, LEAST_PAGES)
+            self.memory_pages = max(free // nbytes, reserved + self.pool.pages, 2 * LEAST_PAGES)
 
     def take_pages(self, count: int) -> list[int]:
         """Pages for what comes from elsewhere, with one user: who gives them back. A DeviceError if there are too few.
@@ -529,7 +546,8 @@ class Runner(ABC):
         """Free pages: as many more as are missing. The pool grows first, then cached pages are given up."""
         pool, pages = self.pool, missing()
         if pages:
-            most = max(pool.pages, min(pool.max_pages, self.max_pages))
+            fitting = self.memory_pages - pool.pages  # the old pool is copied into the new one
+            most = max(pool.pages, min(pool.max_pages, self.max_pages, fitting))
             limit = min(most, pool.pages_worth_keeping(pages))
             if self.reclaim is not None and pool.pages + pages > limit:
                 self.reclaim(pool.pages + pages - limit)
