@@ -96,7 +96,8 @@ class FakeRunner(Runner):
     def __init__(
         self, token: NextToken, vocabulary: int, *, ahead: int = 2, context: int = 1 << 20, max_tokens: int = 64
     ) -> None:
-        super().__init__(None, SimpleNamespace(context=context, vocabulary=vocabulary, recurrent=False), None, None)  # type: ignore[arg-type]
+        config: Any = SimpleNamespace(context=context, vocabulary=vocabulary, hidden=0, recurrent=False)
+        super().__init__(None, config, None, None)  # type: ignore[arg-type]
         self.token, self.max_tokens = token, max_tokens
         self.steps_ahead = self.steps_ahead_alone = ahead
         self.decode_rows = 1

@@ -492,14 +492,15 @@ def test_a_stream_may_be_split_anywhere(show: Show, size: int) -> None:
             const message = {{role: "assistant", content: "", figures: {{}}, ended: "left"}};
             const seen = new Set();
             const answer = new Answer({{settings: {{}}, messages: [message]}}, message);
-            await answer.run({{chat, defaults: null, hasSchemas: true}}, () => seen.add(message.progress?.done));
+            const source = {{hasSchemas: true, open: async () => ({{chat, defaults: null}})}};
+            await answer.run(source, () => seen.add(message.progress?.done ?? 0));
             globalThis.fetch = kept;
             return {{...message, seen: [...seen]}};
         }})""")
 
     found = answered(THINKING + "data: [DONE]\n\n")
     assert (found["thoughts"], found["content"], found["ended"]) == ("Hm – ja.", "Grüße 😀", "stop")
-    assert (found["model"], found["seen"], "problem" in found) == ("m", [4], False)
+    assert (found["model"], found["seen"], "problem" in found) == ("m", [0, 4], False)
     cut = answered(THINKING)
     assert (cut["content"], cut["problem"]["kind"]) == ("Grüße 😀", "cut"), "a stream without its end"
     error = (
@@ -555,7 +556,7 @@ def test_a_browser_that_keeps_nothing(show: Show) -> None:
 def test_errors_are_told_and_a_retry_works(
     show: Show, server: Running, monkeypatch: pytest.MonkeyPatch, raised: Exception, title: str, advice: str
 ) -> None:
-    def refuse(requests: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise raised
 
     browser = show()

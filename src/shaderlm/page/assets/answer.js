@@ -21,11 +21,17 @@ export class Answer {
     const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
     const start = performance.now();
     try {
-      const fields = requestFields(conversation.settings, source.defaults, source.hasSchemas);
+      message.progress = { stage: "load" };
+      changed();
+      const session = await source.open(conversation.settings.model, this.#abort.signal);
+      delete message.progress;
+      message.model = session.model;
+      if (session.isChosen) conversation.settings.model = session.model; // it stays with the conversation
+      const fields = requestFields(conversation.settings, session.defaults, source.hasSchemas);
       if (fields.response_format) message.isJson = true;
-      const first = await this.#first(source, before, fields.max_tokens);
+      const first = await this.#first(session, before, fields.max_tokens);
       const request = { ...fields, messages: turns(before.slice(first), conversation.settings.system) };
-      for await (const chunk of source.chat(request, this.#abort.signal)) {
+      for await (const chunk of session.chat(request, this.#abort.signal)) {
         this.#take(chunk, start);
         changed();
       }

@@ -23,9 +23,14 @@ async function ask(path, options = {}) {
   throw problemOf(response.status, body.error, Number(response.headers.get("Retry-After")) || null);
 }
 
-/** What is served, and how: llama-server's /props. */
-export async function props() {
-  return (await ask("props")).json();
+/** The models that are served. */
+export async function models() {
+  return (await (await ask("v1/models")).json()).data ?? [];
+}
+
+/** What is known of a model: llama-server's /props. One that is not loaded is loaded for that. */
+export async function props(model, signal) {
+  return (await ask(model ? `props?model=${encodeURIComponent(model)}` : "props", { signal })).json();
 }
 
 /** How many tokens the prompt of a conversation has. */

@@ -150,6 +150,7 @@ function leftOutText({ leftOut, figures }) {
 }
 
 function progressText(progress) {
+  if (progress?.stage === "load") return "Waiting for the model…";
   if (!progress || progress.done >= progress.total) return "Waiting for the first token…";
   const { stage, done, total } = progress;
   if (stage === "compile") return `Compiling shaders, once for this visit: ${count(done)} of ${count(total)}…`;

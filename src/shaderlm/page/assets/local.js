@@ -207,6 +207,12 @@ export const source = {
   hasSchemas: false,
   chat,
 
+  async open() {
+    return source; // a question loads the model
+  },
+
+  use() {}, // there is one
+
   async count(messages, signal) {
     await ready(signal);
     return (await give("count", { messages }).done).tokens;

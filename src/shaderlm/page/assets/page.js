@@ -29,6 +29,7 @@ let isLeaving = false; // the browser ends requests of a page that is left: that
 
 function show() {
   const answer = running.get(current.id);
+  source.use(current.settings.model);
   view.show(current, source.model, answer?.message);
   byId("empty").hidden = current.messages.length > 0;
   byId("send").hidden = answer !== undefined;
@@ -195,7 +196,8 @@ function startConversations() {
   byId("open-settings").addEventListener("click", () => openSettings(current.settings));
   byId("open-info").addEventListener("click", () => byId("info-dialog").showModal());
   startSettings((settings) => {
-    current.settings = settings;
+    const { model } = current.settings;
+    current.settings = model ? { ...settings, model } : settings;
     store.save(current);
     byId("active").textContent = summary(settings, source.hasSchemas);
   }, source.hasSchemas);
@@ -222,5 +224,8 @@ function openFromAddress() {
 startComposer();
 startConversations();
 openFromAddress();
-await source.start(showReady);
+await source.start(showReady, (model) => {
+  current.settings.model = model;
+  store.save(current);
+});
 show();

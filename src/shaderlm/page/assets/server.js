@@ -1,54 +1,109 @@
 // The source of answers that a server is: what it serves, and whether it is there. Asks again until it is.
 //
-// A source has: model (a name), defaults (of settings), context (tokens; null: not known), isReady, hasSchemas,
-// start(changed), chat(request, signal), count(messages, signal), which gives the tokens of a prompt, and
-// recover(problem), which is true if the same question may be asked again at once.
+// A source has: model (a name), isReady, hasSchemas, start(changed, chosen), use(model), which is what a conversation
+// wants, and open(model, signal), which gives what answers: model, isChosen (of several), defaults (of settings), context
+// (tokens; null: not known), chat(request, signal), and count(messages, signal), the tokens of a prompt.
+// recover(problem) is true if the same question may be asked again at once.
 
-import { chat, complete, countTokens, props } from "./api.js";
+import { chat, complete, countTokens, models as listModels, props } from "./api.js";
 import { answerLimit } from "./context.js";
 import { askForKey, startKey } from "./key.js";
+import { choose, isNamed, lineOf, showModels, startModels, stateOf } from "./models.js";
 import { note } from "./panel.js";
 import { Problem } from "./problems.js";
 import { showDefaults } from "./settings.js";
 import { count, showInfo, showStatus } from "./status.js";
 
 const AGAIN_MS = 2000;
-const TITLES = { unavailable: "Waiting for the model", key: "A key is needed" };
+const LOADING_MS = 500; // between two looks at a model that is being loaded
+const TITLES = { unavailable: "Waiting for the model", key: "A key is needed", refused: "No model" };
 
 let timer = null;
+let looks = 0; // the latest one counts
+let models = []; // that are served
+let wanted = null; // the model that the conversation wants
+const sessions = new Map(); // model → what answers
 
 /** The name of the implementation, without the reason for it. */
 const backendName = (text) => text.split(":", 1)[0];
 
-function connected(found) {
-  const settings = found.default_generation_settings;
-  const { n_predict: limit } = settings.params; // as many as the context holds: the server has no limit of its own
-  source.model = found.model_alias;
-  source.context = found.chat_template ? settings.n_ctx : null; // without a template, only the last message is sent
-  source.defaults = { ...settings.params, max_tokens: limit < settings.n_ctx ? limit : answerLimit(settings.n_ctx) };
-  const context = `context ${count(settings.n_ctx)}`;
+/** What answers, by what a server says of a model. */
+function sessionOf(found) {
+  const { params = {}, n_ctx: size = null } = found.default_generation_settings ?? {};
+  const { model_alias: model, chat_template: template } = found;
+  const { n_predict: limit } = params; // as many as the context holds: the server has no limit of its own
+  const most = size === null ? {} : { max_tokens: limit < size ? limit : answerLimit(size) };
+  return {
+    found, model, size,
+    isChosen: models.length > 1,
+    context: template ? size : null, // without a template, only the last message is sent
+    defaults: { ...params, ...most },
+    chat: (request, signal) => answer(template ? chat : complete, { model, ...request }, signal),
+    count: (messages, signal) => countTokens(model, messages, signal),
+  };
+}
+
+/** Chunks of an answer. It may have loaded one model, and closed another. */
+async function* answer(ask, request, signal) {
+  try {
+    yield* ask(request, signal);
+  } finally {
+    if (models.length > 1) connect();
+  }
+}
+
+function showSession({ found, model, size, defaults }) {
+  const context = size && `context ${count(size)}`;
   const line = (backend) => [found.device, backend, context].filter(Boolean).join(" · ");
-  showStatus("ready", found.model_alias, line(backendName(found.backend)), line(found.backend));
+  showStatus("ready", model, line(backendName(found.backend ?? "")), line(found.backend));
   showInfo([
-    ["Model", found.model_alias], ["Runs on", "the server"], ["Device", found.device], ["WebGPU", found.backend],
-    ["Context", `${count(settings.n_ctx)} tokens`], ["Version", found.build_info],
+    ["Model", model], ["Runs on", "the server"], ["Device", found.device], ["WebGPU", found.backend],
+    ["Context", size && `${count(size)} tokens`], ["Version", found.build_info],
   ]);
-  document.title = `${found.model_alias} – shaderlm`;
-  showDefaults(source.defaults);
+  showDefaults(defaults);
+  if (!found.chat_template) note("template", "This model has no chat template. It continues the text that you write.");
+}
+
+function showUnloaded(model) {
+  showStatus(stateOf(model) === "failed" ? "lost" : "waiting", model.id, lineOf(model));
+  showInfo([["Model", model.id], ["Runs on", "the server"]]);
+}
+
+/** What is shown of the model that is wanted; what is known of one that is loaded is asked for. */
+async function look() {
+  const mine = ++looks;
+  const listed = await listModels();
+  if (mine !== looks) return;
+  models = listed;
+  const model = choose(models, wanted, source.model);
+  source.model = model?.id ?? null;
+  showModels(models, source.model);
+  const isGone = models.length > 1 && wanted && !isNamed(model, wanted);
+  if (isGone) note("model", `The model ${wanted} is not served here. Another one answers.`);
+  if (model && stateOf(model) !== "loaded") {
+    showUnloaded(model);
+  } else {
+    const session = sessionOf(await props(source.model));
+    if (mine !== looks) return;
+    sessions.set(source.model, session);
+    source.model ??= session.model;
+    showSession(session);
+  }
+  document.title = `${source.model} – shaderlm`;
+  if (models.some((each) => stateOf(each) === "loading")) timer = setTimeout(connect, LOADING_MS);
 }
 
 /** Ask what is served. Where that fails, say why and ask again. */
 async function connect() {
   clearTimeout(timer);
   try {
-    const found = await props();
-    connected(found);
-    source.chat = found.chat_template ? chat : complete;
-    if (!found.chat_template) note("template", "This model has no chat template. It continues the text that you write.");
+    await look();
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
+    sessions.clear(); // it may be another server that comes back
     if (problem.kind === "key" && (await askForKey())) return connect();
     const title = TITLES[problem.kind] ?? "No connection";
+    showModels([]);
     showStatus(problem.kind === "unavailable" ? "waiting" : "lost", title, `${problem.title} ${problem.advice}`);
     if (problem.kind !== "key") timer = setTimeout(connect, AGAIN_MS);
   }
@@ -56,19 +111,33 @@ async function connect() {
 
 export const source = {
   model: null,
-  defaults: null,
-  context: null,
   isReady: true, // a question to a server that is away says so
   hasSchemas: true,
-  chat,
 
-  count(messages, signal) {
-    return countTokens(source.model, messages, signal);
+  start(changed, chosen) {
+    startKey();
+    startModels((name) => {
+      chosen(name);
+      source.use(name);
+    });
+    addEventListener("visibilitychange", () => { if (!document.hidden && models.length > 1) connect(); });
+    return connect();
   },
 
-  start() {
-    startKey();
-    return connect();
+  use(model) {
+    const isOther = model !== wanted;
+    wanted = model;
+    if (isOther && models.length > 1) connect();
+  },
+
+  async open(model, signal) {
+    const name = choose(models, model, source.model)?.id ?? model;
+    const session = sessions.get(name);
+    if (session) return session;
+    clearTimeout(timer);
+    timer = setTimeout(connect, LOADING_MS); // it shows that the model is being loaded
+    sessions.set(name, sessionOf(await props(name, signal)));
+    return sessions.get(name);
   },
 
   async recover(problem) {

@@ -82,7 +82,7 @@ function read() {
 }
 
 /** Settings of a file, within the limits of the form. */
-export const settingsOfFile = (given, fail) => checkedSettings(given, NUMBERS, TEXTS, fail);
+export const settingsOfFile = (given, fail) => checkedSettings(given, NUMBERS, [...TEXTS, "model"], fail);
 
 function write(settings) {
   for (const name of [...NUMBERS, ...TEXTS]) field(name).value = settings[name] ?? "";
