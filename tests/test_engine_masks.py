@@ -300,10 +300,10 @@ def test_a_request_that_comes_while_a_turn_begins_to_wait_for_masks(
     wait_until(lambda: idle(model))
     fill, came = model.engine._fill, list[Handle]()
 
-    def filled(ahead: int) -> None:
+    def filled() -> None:
         if not came:
             came.append(model.engine.submit(request([7], 9, constraint=Allowed(5))))
-        fill(ahead)
+        fill()
 
     monkeypatch.setattr(model.engine, "_fill", filled)
     model.engine._masks.wake()  # a turn begins

@@ -112,7 +112,7 @@ class GrammarConstraint:
     """The state of one generation. For one thread at a time."""
 
     def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance, first: bytes) -> None:
-        self._matcher = matcher
+        self._matcher, self._guidance = matcher, guidance
         self._tokenizer, self._ends, self._only_ends = guidance
         self._mask: bytes | None = first  # for the next token, as far as it was asked for
         self._may_be_complete = False
@@ -141,6 +141,12 @@ class GrammarConstraint:
             return False
         self._may_be_complete = bool(matcher.is_accepting())
         return None if self._may_be_complete else True
+
+    def fork(self) -> GrammarConstraint:
+        """Another one in the same state."""
+        fork = GrammarConstraint(self._matcher.deep_copy(), self._guidance, b"")
+        fork._mask, fork._may_be_complete = self._mask, self._may_be_complete
+        return fork
 
     def is_complete(self, dropped: int, prefix: bytes) -> bool:
         """Is the text complete without its last `dropped` tokens, but with these bytes of them? No token may follow."""

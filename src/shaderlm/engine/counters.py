@@ -20,6 +20,9 @@ class Counters:
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)  # requests by finish reason

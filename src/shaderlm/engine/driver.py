@@ -25,7 +25,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import cast
@@ -41,6 +41,7 @@ from ..text import Tokenizer
 from .completion import TokenLogprob
 from .counters import Counters
 from .disk_pages import DiskPages
+from .drafts import Drafts, check_can_draft
 from .handle import Handle, wake
 from .inbox import Inbox
 from .mask_queue import MaskQueue
@@ -48,7 +49,7 @@ from .masks import Mask
 from .recovery import Recovery
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
 from .scheduler import DoesNotFitError, Scheduler, SequenceState
-from .step_core import InFlightStep, StepCore
+from .step_core import DraftedRows, InFlightStep, StepCore
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -73,6 +74,7 @@ class Engine:
         self._masks = MaskQueue(runner.config.vocabulary)
         self._recovery = Recovery(runner, self._core, self._scheduler, self._inbox, self._masks)
         self._counters = Counters()
+        self._drafts: Drafts | None = None
         self._thread: threading.Thread | None = None
         self._thread_of_parent = False
         self._disk: DiskPages | None = None
@@ -114,6 +116,13 @@ class Engine:
             raise InputError(f"the engine has {len(active)} requests; give it a folder before the first one")
         self._disk = DiskPages(self._runner, self._cache, disk, keys)
         self._scheduler.on_cached = self._save_pages
+
+    def use_drafts(self, drafts: Drafts) -> None:
+        """Draft tokens from now on. Only while there are no requests."""
+        if active := self._inbox.all_active():
+            raise InputError(f"the engine has {len(active)} requests; say how it drafts before the first one")
+        check_can_draft(self._runner.config)
+        self._drafts = drafts
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""
@@ -302,11 +311,11 @@ class Engine:
         """One turn: wait for the oldest step, submit the next one, make text of its tokens."""
         inbox, in_flight = self._inbox, self._core.in_flight
         self._process_control()
-        ahead = self._runner.steps_ahead_alone if self._scheduler.decodes_alone else self._runner.steps_ahead
         self._take_masks(self._masks.dispatch(inbox.active))
-        if len(in_flight) < ahead:
-            self._fill(ahead)
+        self._fill()
         if not in_flight:
+            if self._drafts is not None:
+                self._drafts.idle()
             until = inbox.seconds_to_deadline()
             woken = bool(inbox.restoring)
             work = lambda: inbox.new or inbox.cancels or inbox.closed  # noqa: E731
@@ -315,11 +324,14 @@ class Engine:
         step = in_flight[0]
         tokens = step.wait()
         in_flight.popleft()
-        confirmed = self._confirm(step, tokens, time.perf_counter())
+        now = time.perf_counter()
+        confirmed = self._confirm(step, tokens, now)
+        if self._drafts is not None:
+            self._drafts.observe(step, now)
         try:
-            if ahead > 1:
+            if self._runner.steps_ahead > 1:
                 # Before text is made. Nothing is gained by that where one step at a time is on its way.
-                self._fill(ahead)
+                self._fill()
         finally:
             self._deliver(confirmed)  # a sequence that goes on after an error has these tokens
 
@@ -340,6 +352,8 @@ class Engine:
                 self._core.close()
             if self._disk is not None:
                 self._disk.close()
+            if self._drafts is not None:
+                self._drafts.close()
 
     # Steps ---------------------------------------------------------------------------------------------------
 
@@ -385,14 +399,25 @@ class Engine:
         """Whose prefixes a request shares."""
         return None if self.options.share_prefixes else cast("str | None", state.client)
 
-    def _fill(self, ahead: int) -> None:
-        """Submit steps until so many are on their way, or there is nothing to do until tokens come."""
+    @property
+    def _ahead(self) -> int:
+        """How many steps may be on their way. Where sequences draft, one: all have their rows in the same steps."""
+        if self._drafts is not None and self._drafts.active:
+            return 1
+        return self._runner.steps_ahead_alone if self._scheduler.decodes_alone else self._runner.steps_ahead
+
+    def _fill(self) -> None:
+        """Submit steps until as many are on their way as may be, or there is nothing to do until tokens come."""
         core = self._core
+        if len(core.in_flight) >= self._ahead:
+            return
         with self._runner.lock:
             if self._inbox.new:
                 self._admit()
             self._take_masks(self._masks.ready())
-            while len(core.in_flight) < ahead:
+            if self._drafts is not None:
+                self._drafts.choose(self._scheduler, lambda handle: self._masks.in_place(handle, self._inbox.active))
+            while len(core.in_flight) < self._ahead:
                 try:
                     batch = self._scheduler.schedule()
                 except DoesNotFitError as problem:
@@ -419,46 +444,84 @@ class Engine:
                 state.owner.take_scores(step.result, rows)
         before = list[float]()  # when sequences had their last tokens
         for state, slot in step.sampled:
-            handle: Handle = state.owner
             state.in_flight -= 1
-            last, handle.last = handle.last, now
-            is_first = len(state.tokens) == state.prompt_tokens
-            if is_first:
-                handle.first = now
-            token: int | None = None
-            logprob, reason = None, None
-            if state.host_sampled:
-                assert step.result is not None
-                token, logprob = handle.draw(step.result, step.outputs[state])
-            elif tokens is not None and handle.request.generates:
-                token = int(tokens[slot])
-            if token is None:
-                reason = "stop"
-            elif token in handle.request.stop_ids:
-                handle.stop_match, reason = token, handle.stop_reason()
-                if handle.settings.logprobs is not None:
-                    handle.stop_logprob = logprob if state.host_sampled else step.logprob(token, slot)
-                token = None
-            else:
-                state.tokens.append(token)
-                handle.note_token(token)
-                self._counters.generation_tokens += 1
-                if not is_first:
-                    before.append(last)
-                if handle.constraint is None:
-                    reason = "length" if not state.remaining and not state.in_flight else None
-                elif (mask := self._masks.accept(handle, token, self._inbox.active)) is not None:
-                    reason = handle.take_mask(mask)
-                    if reason == "error":
-                        self._finish([handle], reason, mask.error)
-                        continue
-                if handle.settings.logprobs is not None and not state.host_sampled:
-                    logprob = step.logprob(token, slot)
-            if reason is not None:
-                self._leave(handle)
-            confirmed.append((handle, token, logprob, reason))
+            if (drafted := step.drafted.get(state)) is not None:
+                assert tokens is not None
+                confirmed += self._confirm_drafted(step, state, drafted, tokens, now, before)
+                continue
+            token = int(tokens[slot]) if tokens is not None and state.owner.request.generates else None
+            if (each := self._confirm_token(step, state, slot, token, now, before)) is not None:
+                confirmed.append(each)
         self._counters.observe_gaps(now, before)
         return confirmed
+
+    def _confirm_token(
+        self, step: InFlightStep, state: SequenceState, slot: int, token: int | None, now: float, before: list[float]
+    ) -> Confirmed | None:
+        """The next token of a sequence is known; `slot` is its place in the step. None: it has ended with an error."""
+        handle: Handle = state.owner
+        last, handle.last = handle.last, now
+        is_first = len(state.tokens) == state.prompt_tokens
+        if is_first:
+            handle.first = now
+        logprob, reason = None, None
+        if state.host_sampled:
+            assert step.result is not None
+            token, logprob = handle.draw(step.result, step.outputs[state])
+        if token is None:
+            reason = "stop"
+        elif token in handle.request.stop_ids:
+            handle.stop_match, reason = token, handle.stop_reason()
+            if handle.settings.logprobs is not None:
+                handle.stop_logprob = logprob if state.host_sampled else step.logprob(token, slot)
+            token = None
+        else:
+            self._add_token(state, token, None if is_first else last, before)
+            if handle.constraint is None:
+                reason = "length" if not state.remaining and not state.in_flight else None
+            elif (mask := self._masks.accept(handle, token, self._inbox.active)) is not None:
+                reason = handle.take_mask(mask)
+                if reason == "error":
+                    self._finish([handle], reason, mask.error)
+                    return None
+            if handle.settings.logprobs is not None and not state.host_sampled:
+                logprob = step.logprob(token, slot)
+        if reason is not None:
+            self._leave(handle)
+        return handle, token, logprob, reason
+
+    def _add_token(self, state: SequenceState, token: int, last: float | None, before: list[float]) -> None:
+        state.tokens.append(token)
+        state.owner.note_token(token)
+        self._counters.generation_tokens += 1
+        if last is not None:
+            before.append(last)
+
+    def _confirm_drafted(
+        self, step: InFlightStep, state: SequenceState, rows: DraftedRows, tokens: U32, now: float, before: list[float]
+    ) -> Iterator[Confirmed]:
+        """The drafts of a sequence that its rows drew, and the token after them. What else is in its cache is wrong."""
+        assert self._drafts is not None
+        handle: Handle = state.owner
+        slots = (state.kv_sequence.slot, *rows.places)
+        accepted = self._drafts.accepted(rows.drafts, [int(tokens[slot]) for slot in slots])
+        self._counters.drafts += 1
+        self._counters.drafted_tokens += len(rows.drafts)
+        self._counters.accepted_tokens += accepted
+        handle.drafted += len(rows.drafts)
+        handle.accepted += accepted
+        with self._runner.lock:
+            self._runner.truncate(state.kv_sequence, len(state.tokens) + accepted)
+        for i, (token, slot) in enumerate(zip(rows.drafts[:accepted], slots, strict=False)):
+            self._add_token(state, token, handle.last, before)
+            handle.last = now
+            handle.accept_draft(i)
+            state.remaining -= 1
+            yield handle, token, None if handle.settings.logprobs is None else step.logprob(token, slot), None
+        last = slots[accepted]
+        if (each := self._confirm_token(step, state, last, int(tokens[last]), now, before)) is not None:
+            yield each
+        self._drafts.drafter.verified(state, len(rows.drafts), accepted)
 
     def _deliver(self, confirmed: list[Confirmed]) -> None:
         """Text for the readers, and the end of those that are over."""
@@ -506,6 +569,8 @@ class Engine:
             if handle.finish_reason is None:
                 handle.finish(reason, error)
             self._masks.drop(handle)
+            if self._drafts is not None:
+                self._drafts.forget(handle.sequence)
             if self._inbox.remove(handle):
                 self._masks.release()
                 # What was submitted last is not wanted any more: its states and tracebacks refer to much.

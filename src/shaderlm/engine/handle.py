@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,7 +22,7 @@ from .completion import Completion, PromptLogprobs, Timing, TokenLogprob
 from .dry import Dry
 from .host_sampler import HostSampler
 from .masks import Mask
-from .request import Delta, Request, SequenceInfo, Usage
+from .request import Constraint, Delta, ForkableConstraint, Request, SequenceInfo, Usage
 from .sampler_order import chain_of, dry_of
 from .sampling import settings_of
 from .scheduler import SequenceState
@@ -29,6 +30,9 @@ from .step_core import OutputRows
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
+
+
+_DRAFT_SECONDS = 1e-3  # that the masks of one draft may take, where all requests wait for them
 
 
 class Driver(Protocol):
@@ -90,6 +94,8 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
         self.looked_up = False  # was its prompt looked for on disk?
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
+        self.drafted_settings: list[SamplerSettings] = []  # for the tokens after the drafted ones
+        self.drafted = self.accepted = 0  # tokens so far
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
         self.submitted_at = self.started = self.first = self.last = self._ended = 0.0
         self.cancelled = False
@@ -281,7 +287,8 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        return Usage(self.sequence.prompt_tokens, len(self._ids), self.sequence.cached_tokens or 0)
+        prompt, cached = self.sequence.prompt_tokens, self.sequence.cached_tokens or 0
+        return Usage(prompt, len(self._ids), cached, self.drafted, self.accepted)
 
     @property
     def timing(self) -> Timing:
@@ -323,7 +330,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if not self._event.is_set():  # whoever waits clears it, and then looks for items
             self._event.set()
         if self._text is not None and self._text.stopped:
-            self.stop_match = self._text.stop_match
+            self.stop_match, self.stop_logprob = self._text.stop_match, None  # whatever came after it in the same step
             return True
         return self._is_late(text)
 
@@ -400,15 +407,55 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def unmasked_settings(self) -> SamplerSettings:
         """The same without the mask of its constraint."""
+        return self._settings_after(self.sequence.in_flight, self._dry)
+
+    def _settings_after(self, more: int, dry: Dry | None) -> SamplerSettings:
+        """Those of the token after so many more than are known, which DRY knows."""
         least, state, settings = self.request.min_tokens, self.sequence, self.settings
-        if least and len(state.tokens) - state.prompt_tokens + state.in_flight < least:
+        if least and len(state.tokens) - state.prompt_tokens + more < least:
             settings = self.early_settings
-        if self._dry is None or self._host_sampler is not None or not self._dry.penalties:
+        if dry is None or self._host_sampler is not None or not dry.penalties:
             return settings
         biases = dict(settings.bias)
-        for token, penalty in self._dry.penalties.items():
+        for token, penalty in dry.penalties.items():
             biases[token] = biases.get(token, 0.0) - penalty
         return settings._replace(bias=tuple(sorted(biases.items())))
+
+    @property
+    def can_draft(self) -> bool:
+        """Can drafts of its next tokens be verified?"""
+        forkable = self.constraint is None or isinstance(self.constraint, ForkableConstraint)
+        return self.request.generates and self._host_sampler is None and forkable
+
+    def draft(self, drafts: Sequence[int]) -> int:
+        """Make `drafted_settings`: how tokens are sampled after these drafts. How many of them can be accepted.
+
+        A draft that the constraint does not allow cannot be, nor one that ends the text.
+        """
+        self.drafted_settings, dry = [], None if self._dry is None else copy(self._dry)
+        constraint = self.constraint.fork() if isinstance(self.constraint, ForkableConstraint) else None
+        until = time.perf_counter() + _DRAFT_SECONDS
+        for i, token in enumerate(drafts, 1):
+            if token in self.request.stop_ids:
+                break
+            if dry is not None:
+                dry.accept(token)
+            settings = self._settings_after(i, dry)
+            if settings.penalizes:
+                settings = settings._replace(recent=tuple(drafts[:i]))
+            if constraint is not None:
+                mask = _mask_after(constraint, token)
+                if mask is None or time.perf_counter() > until:
+                    break
+                settings = settings._replace(mask=mask)
+            self.drafted_settings.append(settings)
+        return len(self.drafted_settings)
+
+    def accept_draft(self, i: int) -> None:
+        """Draft i came, and the text goes on."""
+        if self.constraint is not None:
+            self.constraint.accept(self.sequence.tokens[-1])
+            self.masked = self.drafted_settings[i]
 
     def note_token(self, token: int) -> None:
         """A token is known, before its text is made: what is asked for next depends on it."""
@@ -416,17 +463,21 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             self._dry.accept(token)
 
     def _dropped(self) -> tuple[int, bytes]:
-        """How many of the last tokens a stop string touches, and the bytes of them that come before it."""
+        """How many of the last tokens a stop string touches, and the bytes of them that come before it.
+
+        Tokens that came after it in the same step are dropped, too.
+        """
         if self._text is None:
             return 0, b""
         cut, tokens = self._text.cut_bytes, 0
+        later = len(self.sequence.tokens) - self.sequence.prompt_tokens - len(self._ids) if self._text.stopped else 0
         while cut > 0 and tokens < len(self._ids):  # a broken character is shorter than U+FFFD, which stands for it
             tokens += 1
             raw = self._text.bytes_of(self._ids[-tokens])
             if len(raw) > cut:
-                return tokens, raw[: len(raw) - cut]
+                return later + tokens, raw[: len(raw) - cut]
             cut -= len(raw)
-        return tokens, b""
+        return later + tokens, b""
 
     def stop_reason(self) -> str:
         """Why it ends where a stop id, a stop string or a line ends it. A form that is not complete is cut."""
@@ -466,6 +517,14 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     def release(self) -> None:
         """A thread that waits looks again."""
         self._event.set()
+
+
+def _mask_after(constraint: Constraint, token: int) -> bytes | None:
+    """What may come after one more token; None: it may not come, or the text is complete with it."""
+    try:
+        return None if constraint.accept(token) is False else constraint.mask()
+    except Exception:  # whoever samples without drafts is told
+        return None
 
 
 def wake(handles: Iterable[Handle]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,15 @@ class Constraint(Protocol):
 
     def is_complete(self, dropped: int, prefix: bytes) -> bool:
         """Is the text complete without its last `dropped` tokens, but with these bytes of them? Asked last of all."""
+        ...
+
+
+@runtime_checkable
+class ForkableConstraint(Constraint, Protocol):
+    """One that can be asked what would follow drafted tokens. Generations with others are not drafted for."""
+
+    def fork(self) -> Constraint:
+        """Another one in the same state, which goes on by itself."""
         ...
 
 
@@ -103,6 +112,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    drafted_tokens: int = 0  # that were verified
+    accepted_tokens: int = 0  # of those
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,9 @@ class EngineStats:
     rows: int  # of all steps
     sequences: int  # of all steps
     token_gaps: Histogram  # seconds from a token of a request to the next
+    drafts: int  # that were verified: several tokens of a sequence, in one step
+    drafted_tokens: int
+    accepted_tokens: int
     options: EngineOptions
     disk: DiskStats | None = None  # of the cache on disk, if there is one
 

@@ -42,6 +42,8 @@ class SequenceState:
     needs_host_token: bool = False  # a row can be made only when the token before it is known
     host_sampled: bool = False  # tokens are drawn on the host, from logits: the device does not have them
     mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
+    is_drafting: bool = False  # its next rows verify drafts: they are made when the token before them is known
+    drafts: Sequence[int] = ()  # what may come after the known tokens, to be verified in the next step
     all_outputs: bool = False  # the rows of the prompt give something, not the last one alone
     first_output: int = 0  # the first of them
     over: bool = False  # it has left the batch, or never joins
@@ -70,6 +72,11 @@ class SequenceState:
         """Does it have a cache?"""
         return self.sequence is not None
 
+    @property
+    def waits_for_token(self) -> bool:
+        """Can its next row be made only when the token before it is known?"""
+        return self.needs_host_token or self.is_drafting
+
 
 class DoesNotFitError(DeviceError):
     """A sequence needs more pages than there are, with nobody left to make room for it."""
@@ -88,6 +95,12 @@ class Rows:
     state: SequenceState
     ids: Sequence[int] | None
     samples: bool  # the last row gives a token
+    drafted: int = 0  # how many of the ids, the last ones, are drafts: then each row gives a token
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self.ids is None else len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,11 @@ class Batch:
 
     rows: tuple[Rows, ...]
     decode: bool
+
+    @property
+    def has_prompt(self) -> bool:
+        """Is a part of a prompt read? Otherwise all rows decode, or verify drafts."""
+        return any(rows.count > 1 + rows.drafted for rows in self.rows)
 
 
 @dataclass
@@ -108,6 +126,7 @@ class SchedulerLimits:
     fixed_chunk: int = 0  # 0: chunks end anywhere
     shares_prefixes: bool = False  # among all clients, in whole pages
     max_outputs: int = MAX_SEQUENCES  # rows of a step that give something; at least `max_running`
+    max_decode: int = MAX_SEQUENCES  # rows of a step that decode or verify drafts; at least `max_running`
     max_pages: int = 1 << 31  # of the pool, if the device has the memory
     caches_prefixes: bool = True  # a page alone does not say what recurrent layers know
 
@@ -196,6 +215,7 @@ class Scheduler:
         state.remaining += state.in_flight
         state.in_flight = state.published_tokens = 0
         state.on_device, state.last_published_node = False, None
+        state.is_drafting, state.drafts = False, ()
 
     def _insert(self, state: SequenceState, *, whole: bool) -> int:
         """Keep the pages of known tokens; how many. Of fixed chunks, whole ones of the prompt: bits differ."""
@@ -268,7 +288,7 @@ class Scheduler:
         batch = self._schedule()
         full = not self.waiting or self._blocked or len(self.running) >= self._max_running
         steady = full and batch is not None and batch.decode and len(batch.rows) == len(self.running)
-        self._steady = batch if steady and not any(state.needs_host_token for state in self.running) else None
+        self._steady = batch if steady and not any(state.waits_for_token for state in self.running) else None
         return batch
 
     def _schedule(self) -> Batch | None:
@@ -278,11 +298,12 @@ class Scheduler:
             return self._schedule_fixed()
         rows_of_step = self._decode_rows()
         decode = all(rows.ids is None for rows in rows_of_step)
-        budget = limits.max_rows - len(rows_of_step)
+        count = sum(rows.count for rows in rows_of_step)
+        budget = limits.max_rows - count
         if rows_of_step:
             budget = min(budget, limits.chunk)
-        if (self.waiting and not self._blocked) or any(self._is_prefilling(state) for state in self.running):
-            chunks = self._chunks(budget, limits.max_outputs - len(rows_of_step))
+        if (self.waiting and not self._blocked) or any(self.is_prefilling(state) for state in self.running):
+            chunks = self._chunks(budget, limits.max_outputs - count)
             decode = decode and not chunks
             rows_of_step += chunks
         if not rows_of_step and self._is_stuck:
@@ -296,7 +317,7 @@ class Scheduler:
                 state = rows.state
                 state.in_flight += 1
                 state.remaining -= 1
-                state.on_device = not state.host_sampled
+                state.on_device = not state.host_sampled and not rows.drafted
             if rows.ids is not None:
                 self._insert_prompt(rows.state)
 
@@ -313,6 +334,11 @@ class Scheduler:
             return Batch(tuple(decode_rows), all(rows.ids is None for rows in decode_rows))
         return self._make_progress() if self._is_stuck else None
 
+    def set_drafting(self, state: SequenceState, on: bool) -> None:
+        """Whether the next rows of a sequence verify drafts."""
+        if state.is_drafting != on:
+            state.is_drafting, self._steady = on, None
+
     @property
     def _is_stuck(self) -> bool:
         """Do sequences run without anything that is awaited?"""
@@ -328,9 +354,9 @@ class Scheduler:
     @property
     def decodes_alone(self) -> bool:
         """Is there one sequence, which has read its prompt?"""
-        return len(self.running) == 1 and not self.waiting and not self._is_prefilling(self.running[0])
+        return len(self.running) == 1 and not self.waiting and not self.is_prefilling(self.running[0])
 
-    def _is_prefilling(self, state: SequenceState) -> bool:
+    def is_prefilling(self, state: SequenceState) -> bool:
         """Does it have more than one known token to run?"""
         if state.in_flight:
             return False
@@ -345,7 +371,7 @@ class Scheduler:
             state = running[at]
             at += 1
             sequence = state.kv_sequence
-            if (state.in_flight and (state.needs_host_token or not state.remaining)) or self._is_prefilling(state):
+            if (state.in_flight and (state.waits_for_token or not state.remaining)) or self.is_prefilling(state):
                 continue
             replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
             samples = replayed is None or sequence.length + 1 == len(state.tokens)
@@ -364,7 +390,26 @@ class Scheduler:
             decode_rows.append(Rows(state, replayed, samples))
             if len(decode_rows) == self.limits.max_rows:
                 break
-        return decode_rows
+        return self._with_drafts(decode_rows) if any(rows.state.drafts for rows in decode_rows) else decode_rows
+
+    def drafts_that_fit(self, decode_rows: int) -> int:
+        """How many drafts may be verified beside so many decode rows. Their tokens need slots that no sequence has."""
+        limits, starting = self.limits, max(0, self._max_running - len(self.running))
+        most = min(limits.max_rows, limits.max_outputs, limits.max_decode) - decode_rows
+        return max(0, min(most, MAX_SEQUENCES - self.pool.sequences - starting))
+
+    def _with_drafts(self, decode_rows: list[Rows]) -> list[Rows]:
+        """Rows for drafts beside decode rows, as many as there is room for: nobody gives way to them."""
+        left, extended = self.drafts_that_fit(len(decode_rows)), list[Rows]()
+        for rows in decode_rows:
+            state, sequence = rows.state, rows.state.kv_sequence
+            known = not state.in_flight and sequence.length + 1 == len(state.tokens)
+            count = min(len(state.drafts), left, state.remaining - 1) if known and rows.samples else 0
+            if count > 0 and self._claim(self._needed(state, count + 2) - self._needed(state, 2)):
+                left -= count
+                rows = Rows(state, [state.tokens[-1], *state.drafts[:count]], True, count)
+            extended.append(rows)
+        return extended
 
     def _needed(self, state: SequenceState, count: int) -> int:
         sequence = state.kv_sequence
@@ -389,7 +434,7 @@ class Scheduler:
         are to be read: a short prompt passes a long one.
         """
         chunks: list[Rows] = []
-        readers = [state for state in self.running if self._is_prefilling(state)]
+        readers = [state for state in self.running if self.is_prefilling(state)]
         while budget > 0 and outputs > 0 and len(chunks) < self.limits.max_running:
             if readers:
                 state = readers.pop(0)
@@ -479,7 +524,7 @@ class Scheduler:
 
         Those that are being read will take pages too, and so will the next token of somebody.
         """
-        readers = [each for each in self.running if self._is_prefilling(each)]
+        readers = [each for each in self.running if self.is_prefilling(each)]
         promised = sum(map(self._needed_in_all, readers)) + bool(self.running)
         # A page that is shared in part is copied. Pages that nobody uses cannot be given up any more.
         positions = min(len(state.tokens) + 1, self.pool.pages_per_sequence * PAGE)

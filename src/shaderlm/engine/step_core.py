@@ -6,13 +6,15 @@ Steps of decode rows go through one `DecodeBatch`, which records ahead as long a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import is_not
 from typing import NamedTuple
 
 from ..errors import DeviceError
 from ..runtime.pages import KvSequence, pages_for
-from ..runtime.runner import U32, DecodeBatch, OutputKind, Runner, SequenceChunk, StepResult, Tokens
+from ..runtime.runner import U32, DecodeBatch, OutputKind, Runner, SequenceChunk, StepResult, Tokens, bucket
 from ..runtime.sampler_settings import SamplerSettings
 from .completion import TokenLogprob
 from .request import EngineOptions, Output
@@ -35,6 +37,13 @@ class OutputRows(NamedTuple):
     places: slice
 
 
+class DraftedRows(NamedTuple):
+    """Drafts of a sequence that a step verifies, and the slots that take the tokens of their rows."""
+
+    drafts: Sequence[int]
+    places: Sequence[int]
+
+
 @dataclass(eq=False, slots=True)
 class InFlightStep:
     """A step on its way: the sequences that it runs, and those that get a token, with their slots.
@@ -49,6 +58,10 @@ class InFlightStep:
     result: StepResult | None = None
     outputs: dict[SequenceState, OutputRows] = field(default_factory=dict)
     scores: dict[SequenceState, OutputRows] = field(default_factory=dict)
+    drafted: dict[SequenceState, DraftedRows] = field(default_factory=dict)
+    rows: int = 0
+    has_prompt: bool = False  # a part of one is read
+    verifies: bool = False  # drafts, or did when it was submitted
 
     def wait(self) -> U32 | None:
         """Until the step is run. Its tokens by sequence slot, if it gives any."""
@@ -67,6 +80,7 @@ class InFlightStep:
         self.sampled = [each for each in self.sampled if each[0] is not state]
         self.outputs.pop(state, None)
         self.scores.pop(state, None)
+        self.drafted.pop(state, None)
 
 
 class StepCore:
@@ -94,21 +108,34 @@ class StepCore:
             pages = min(pages_for(options.cache_tokens), pages)
         elif runner.cache_pages is not None:
             pages = min(runner.cache_pages, pages)
-        shared, cached = options.share_prefixes, not runner.config.recurrent
-        return SchedulerLimits(rows, running, chunk, runner.fixed_chunk, shared, outputs, pages, cached)
+        decode = bucket(running) if runner.deterministic else outputs  # all that a plan of decode rows holds
+        return SchedulerLimits(
+            rows,
+            running,
+            chunk,
+            runner.fixed_chunk,
+            options.share_prefixes,
+            outputs,
+            min(decode, outputs),
+            pages,
+            not runner.config.recurrent,
+        )
 
     def submit(self, batch: Batch) -> bool:
         """One more step on its way; False: the pool cannot grow for it, which is known now. Then its pages must do."""
         try:
-            self.in_flight.append(self._submitted(batch))
+            step = self._submitted(batch)
         except (DeviceError, MemoryError) as problem:
             if not self.could_not_grow(batch):
                 raise
             self.growth_error = problem
             return False
+        self.in_flight.append(step)
+        step.rows = len(batch.rows) if batch.decode else sum(rows.count for rows in batch.rows)
+        step.has_prompt, step.verifies = not batch.decode and batch.has_prompt, bool(step.drafted)
         self.steps += 1
         self.sequences += len(batch.rows)
-        self.rows += len(batch.rows) if batch.decode else sum(len(rows.ids or (0,)) for rows in batch.rows)
+        self.rows += step.rows
         return True
 
     def _submitted(self, batch: Batch) -> InFlightStep:
@@ -124,11 +151,17 @@ class StepCore:
             return InFlightStep(states, sampled, tokens)
         # Logits that are read back come first: no others are read back with them.
         rows_of_step = sorted(batch.rows, key=lambda rows: not rows.state.host_sampled)
-        chunks = [self._chunk(rows) for rows in rows_of_step]
+        places = iter(self._runner.pool.unused_slots(sum(rows.drafted for rows in rows_of_step)))
+        chunks = [self._chunk(rows, places) for rows in rows_of_step]
         states_of_step = [rows.state for rows in rows_of_step]
         outputs, scores = _outputs(states_of_step, chunks), _scores(states_of_step, chunks)
+        drafted = {
+            rows.state: DraftedRows((rows.ids or ())[1:], chunk.places)
+            for rows, chunk in zip(rows_of_step, chunks, strict=True)
+            if rows.drafted
+        }
         result = self._runner.step(chunks)
-        return InFlightStep(states, sampled, result.tokens, result, outputs, scores)
+        return InFlightStep(states, sampled, result.tokens, result, outputs, scores, drafted)
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
         settings = [state.owner.next_settings() for state in states]
@@ -143,9 +176,9 @@ class StepCore:
             self._members = sequences
         return batch.step()
 
-    def _chunk(self, rows: Rows) -> SequenceChunk:
+    def _chunk(self, rows: Rows, places: Iterator[int]) -> SequenceChunk:
         state, sequence = rows.state, rows.state.kv_sequence
-        gives, count = _GIVES[state.owner.request.output], len(rows.ids or (0,))
+        gives, count = _GIVES[state.owner.request.output], rows.count
         scores = state.owner.scores_of(sequence.length, count)
         if gives == "all logits":
             wanted = sequence.length + count > state.first_output
@@ -157,6 +190,11 @@ class StepCore:
         settings = state.owner.next_settings()
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
+        if rows.drafted:
+            drafted = state.owner.drafted_settings[: rows.drafted]
+            return SequenceChunk(
+                sequence, rows.ids, "tokens", settings, scores, drafted, list(islice(places, rows.drafted))
+            )
         return SequenceChunk(sequence, rows.ids, gives, settings, scores)
 
     def could_not_grow(self, batch: Batch) -> bool:
@@ -166,7 +204,7 @@ class StepCore:
         for rows in batch.rows:
             sequence = rows.state.kv_sequence
             # A decode batch reserves the position after the next, too.
-            needed.append((sequence, min(2, context - sequence.length) if batch.decode else len(rows.ids or (0,))))
+            needed.append((sequence, min(2, context - sequence.length) if batch.decode else rows.count))
         if not self._runner.usable or pool.missing(needed) == 0 or pool.max_pages == pool.pages:
             return False
         pool.max_pages = pool.pages

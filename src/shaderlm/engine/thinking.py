@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import InputError
 from ..runtime.adjusted import mask_words
 from ..text import ChatFormat
 from ..text.stream import overlap
-from .request import Constraint, ConstraintFactory
+from .request import Constraint, ConstraintFactory, ForkableConstraint
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
@@ -54,6 +56,15 @@ class _LimitedThought:
         """This token came."""
         self._note(token)
         return True if self._inner is None else self._inner.accept(token)
+
+    def fork(self) -> Constraint:
+        """Another one in the same state. What is around it must be able to do so, too."""
+        fork = copy(self)
+        if self._inner is not None:
+            if not isinstance(self._inner, ForkableConstraint):
+                raise InputError("the constraint around a thought cannot be forked")
+            fork._inner = self._inner.fork()
+        return fork
 
     def is_complete(self, dropped: int, prefix: bytes) -> bool:
         """What is around it says so."""
