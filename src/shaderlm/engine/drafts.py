@@ -22,6 +22,7 @@ from .step_core import InFlightStep
 if TYPE_CHECKING:
     from .handle import Handle
 
+DRAFTS = ("ngram",)  # that need no model
 MOST_TOKENS = 64  # that may be drafted for a sequence at once
 DRAFT_TOKENS = 15  # unless another number is given: with the row of the token before, a bucket of 16
 _POLLED = 4  # sequences that are looked at in a step, beside those that draft: looking takes a few µs
@@ -139,19 +140,20 @@ def _found(index: NgramIndex, tokens: Sequence[int], end: int) -> tuple[int, int
 
 
 def check_can_draft(config: Config) -> None:
-    """Refuse models whose caches cannot be cut after the tokens that were accepted."""
+    """Refuse models whose caches cannot be truncated to the tokens that were accepted."""
     if config.recurrent:
         raise InputError(
-            f"drafts need a cache that can be cut after any token, and {config.architecture} has recurrent layers, whose "
-            "states cannot; load it without drafts"
+            "drafts need a cache that can be truncated to any token; the states of the recurrent layers of "
+            f"{config.architecture} cannot. Load it without drafts"
         )
 
 
-def check_draft_tokens(tokens: int) -> int:
-    """How many tokens may be drafted at once."""
+def check_draft(draft: str | None, tokens: int) -> None:
+    """How to draft, and how many tokens at once."""
+    if draft not in (None, *DRAFTS):
+        raise InputError(f"draft must be None or one of {', '.join(map(repr, DRAFTS))}, got {draft!r}")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_TOKENS:
         raise InputError(f"draft_tokens must be a whole number in 1 … {MOST_TOKENS}, got {tokens!r}")
-    return tokens
 
 
 class Drafts:
@@ -165,7 +167,7 @@ class Drafts:
         measured: draft where it is faster, by what is measured; False: whenever there is a draft. acceptance: of
         drafts, whatever the rows draw. Both are for tests and benchmarks.
         """
-        self.drafter, self._most = drafter, check_draft_tokens(most)
+        self.drafter, self._most = drafter, most
         self._measured, self._forced = measured, acceptance
         self._random = random.Random(0)
         self._costs = StepCosts()
