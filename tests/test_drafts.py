@@ -129,7 +129,7 @@ def test_a_model_drafts_if_it_is_asked_to(tiny: Path) -> None:
         assert model.generate(ids, max_tokens=60, ignore_eos=True).ids == wanted.ids
     for options, words in (({"draft": "model"}, "'ngram'"), ({"draft": "ngram", "draft_tokens": 0}, "1 … 64")):
         with pytest.raises(InputError, match=words):
-            shaderlm.load(tiny, **options)  # type: ignore[arg-type]
+            shaderlm.load(tiny, **options)
 
 
 def test_models_whose_cache_cannot_be_cut_do_not_draft() -> None:
