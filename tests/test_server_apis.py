@@ -44,9 +44,9 @@ FUNCTION: dict[str, Any] = {"name": "weather", "description": "The weather", "pa
 TOOL: Any = {"type": "function", "function": FUNCTION}
 # A template that names its tools: a prompt of every description would take most of the tests' time.
 TOOLS = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} <tool_call> arguments {% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{{ (m.tool_calls or '') | tojson }}"
-    "<|im_end|>\n"
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+    "{{ '\n<tool_call>\n' ~ (call.function | tojson) ~ '\n</tool_call>' }}{% endfor %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # A template that thinks first: the model is given its tag.

@@ -26,9 +26,12 @@ from shaderlm.gpu import Device
 from shaderlm.install import install_command
 from shaderlm.limited import Answer
 from shaderlm.runtime.adjusted import mask_words
-from shaderlm.text import ChatFormat, Tokenizer, read_tools
-from shaderlm.text.chat_output import LLAMA, TAGGED
+from shaderlm.text import ChatFormat, ChatTemplate, Parameters, Tokenizer, read_tools
 
+from .call_templates import ARGUMENTS as CALL_ARGUMENTS
+from .call_templates import TEMPLATES as CALL_TEMPLATES
+from .call_templates import rendered as rendered_calls
+from .call_templates import tools_for
 from .command_line import Done
 from .command_line import shaderlm as shaderlm_command
 from .tiers import examples
@@ -159,15 +162,14 @@ def test_any_text_can_be_a_choice_a_regex_or_a_name(model: LanguageModel, texts:
         grammar = compiler.of_structure(structure)
         assert all(accepts(model, grammar, text) for text in texts)
         assert not accepts(model, grammar, "".join(texts) + "zz")
-    for calls in (TAGGED, LLAMA):
-        choice = read_tools([{"type": "function", "function": {"name": texts[0]}}], "required")
-        output = ChatFormat(calls, frozenset(texts[:1]))
-        made = compiler.of_chat(output, choice, None, may_think=False)
-        assert made is not None
-        name = json.dumps(texts[0], ensure_ascii=False)
-        call = f'{calls.begin}{{"name": {name}, "{calls.arguments}": {{}}}}{calls.end}'
-        assert accepts(model, made, call)
-        assert output.message(call)["tool_calls"][0]["function"]["name"] == texts[0]
+    choice = read_tools([{"type": "function", "function": {"name": texts[0]}}], "required")
+    output = ChatFormat(ChatTemplate("").call_form, {texts[0]: Parameters({})})
+    made = compiler.of_chat(output, choice, None, may_think=False)
+    assert made is not None
+    name = json.dumps(texts[0], ensure_ascii=False)
+    call = f'<tool_call>\n{{"name": {name}, "arguments": {{}}}}\n</tool_call>'
+    assert accepts(model, made, call)
+    assert output.message(call)["tool_calls"][0]["function"]["name"] == texts[0]
 
 
 def test_what_is_cut_says_so(model: LanguageModel) -> None:
@@ -595,12 +597,25 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "now", "description": "The time."}},
 ]
 PARAMETERS = {tool["function"]["name"]: tool["function"].get("parameters", {"maxProperties": 0}) for tool in TOOLS}
-# Templates in the style of those that models have: their tags and keys, nothing else.
-SHOW = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-WITH_TAGS = "{% if tools %}{{ tools }} as <tool_call>{'name', 'arguments'}</tool_call>{% endif %}" + SHOW
+# Templates in the style of those that models have.
+SHOW = (
+    "{{ tools if tools }}{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}\n"
+    '{{ BEFORE ~ \'{"name": "\' ~ call.function.name ~ \'", "KEY": \' }}'
+    "{{ (call.function.arguments | tojson) ~ '}' ~ AFTER }}"
+    "{% endfor %}{% endfor %}"
+)
+WITH_TAGS = SHOW.replace("BEFORE", r"'<tool_call>\n'").replace("KEY", "arguments")
+WITH_TAGS = WITH_TAGS.replace("AFTER", r"'\n</tool_call>'")
 WITH_THINKING = WITH_TAGS + "{# <think> </think> #}[assistant]"
 WITHIN_THINKING = WITH_THINKING + "<think>\n"
-LIKE_LLAMA = "{{ tools }}ipython <|python_tag|>" + SHOW
+ALONE = (
+    SHOW.replace("m.content or ''", "m.content if not m.tool_calls")
+    .replace("BEFORE", "''")
+    .replace("KEY", "parameters")
+)
+ALONE = ALONE.replace("AFTER", "''").replace("%}\n", "%}{{ raise_exception('one') if not loop.first }}")
+WITH_TOKEN = SHOW.replace("BEFORE", "'<|python_tag|>'").replace("KEY", "arguments").replace("AFTER", "''")
 NAMED = {"type": "function", "function": {"name": "now"}}
 
 
@@ -627,8 +642,8 @@ TEMPLATES = {
     "no tools": (CHATML, False),
     "tags": (WITH_TAGS, False),
     "thinking": (WITHIN_THINKING, False),
-    "like llama": (LIKE_LLAMA, False),
-    "like llama, with a special token": (LIKE_LLAMA, True),
+    "alone": (ALONE, False),
+    "with a special token": (WITH_TOKEN, True),
 }
 
 
@@ -647,7 +662,7 @@ def test_calls_validate(model: LanguageModel, llama: LanguageModel, kind: str) -
             found = checked_calls(required)
             assert found
             assert required.message["content"] is None
-            assert len(found) == 1 or template != LIKE_LLAMA
+            assert len(found) == 1 or template != ALONE
             seen.update(found)
             if len(seen) == len(TOOLS):
                 break
@@ -659,6 +674,26 @@ def test_calls_validate(model: LanguageModel, llama: LanguageModel, kind: str) -
         checked_calls(used.chat(CHAT, seed=0, **{**options, "max_tokens": 20}))
     finally:
         used.use_chat_template(CHATML)
+
+
+@pytest.mark.parametrize("kind", CALL_TEMPLATES)
+def test_what_a_template_writes_is_what_its_grammar_allows(model: LanguageModel, kind: str) -> None:
+    """Calls as the template shows them may come; those of other functions, with other arguments, may not."""
+    model.use_chat_template(CALL_TEMPLATES[kind])
+    try:
+        for arguments in CALL_ARGUMENTS:
+            template = model.chat_template
+            assert template is not None
+            request = model.chat_request(CHAT, tools=tools_for([arguments]), tool_choice="required")
+            grammar, text = request.constraint, rendered_calls(template, [arguments])
+            assert isinstance(grammar, Grammar)
+            text = text[: text.rindex("<|end|>")]
+            assert accepts(model, grammar, text), text
+            assert not accepts(model, grammar, text.replace("get_weather", "got_weather"))
+            if arguments.get("days") == 3:
+                assert not accepts(model, grammar, text.replace("3", "true")), text
+    finally:
+        model.use_chat_template(CHATML)
 
 
 def test_auto_holds_calls_to_their_schema(walker: Walker, model: LanguageModel) -> None:
@@ -691,7 +726,7 @@ def test_auto_holds_calls_to_their_schema(walker: Walker, model: LanguageModel) 
     assert ends("<tool_call>x") == "x"
     assert ends('<tool_call>{"name": "nope') == "pe"
     good = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    assert ends(good) == ends(f"q {good}\n{good}") == ends(f"<think>m</think>\n\n{good}") == "complete"
+    assert ends(good) == ends(f"q {good}{good}") == ends(f"<think>m</think>\n\n{good}") == "complete"
     assert ends(good + "x") == "x"
 
 

@@ -13,24 +13,28 @@ from hypothesis import strategies as st
 from shaderlm.errors import InputError
 from shaderlm.text import (
     CallDelta,
+    CallForm,
     ChatDelta,
     ChatFormat,
     ChatTemplate,
     ContentDelta,
+    Hole,
+    JsonArguments,
+    Parameters,
     ReasoningDelta,
-    call_format,
     read_tools,
 )
-from shaderlm.text.chat_output import LLAMA, TAGGED
+from shaderlm.text.call_form import TAGGED
 
 from .tiers import examples
 
-NAMES = frozenset({"f", "get_weather"})
+NAMES = {"f": Parameters({}), "get_weather": Parameters({})}
+BARE = CallForm(('{"name": "', Hole.NAME, '", "parameters": '), (), ("}",), JsonArguments(), alone=True)
 TAGS = ChatFormat(TAGGED, NAMES, reasoning=True)
 FORMATS = {
     "tagged": TAGS,
     "tagged, without reasoning": ChatFormat(TAGGED, NAMES),
-    "llama": ChatFormat(LLAMA, NAMES),
+    "bare": ChatFormat(BARE, NAMES),
     "within reasoning": ChatFormat(TAGGED, NAMES, reasoning=True, thinking=True),
     "no tools": ChatFormat(reasoning=True),
     "plain": ChatFormat(),
@@ -89,32 +93,17 @@ KNOWN: list[tuple[str, str, list[ChatDelta]]] = [
         f"<think>x <tool_call>\n</think>\n<tool_call>{call('f', {})}</tool_call>\n<tool_call>{call('f', {'a': 1})}",
         [ReasoningDelta("x <tool_call>"), CallDelta(0, "f", "{}"), CallDelta(1, "f", '{"a": 1}')],
     ),
-    (
-        "tagged",
-        f"<tool_call>[{call('f', {})}, {call('f', QUOTE)}]</tool_call>after",
-        [CallDelta(0, "f", "{}"), CallDelta(1, "f", json.dumps(QUOTE)), ContentDelta("after")],
-    ),
-    (
-        "tagged",
-        '<tool_call>{"id": 12, "arguments": {"a": 1}, "type": [true], "name": "f"}</tool_call>',
-        [CallDelta(0, "f", '{"a": 1}')],
-    ),
     ("tagged", "<tool_call>{broken", [ContentDelta("<tool_call>{broken")]),
     ("tagged", f"<tool_call>{call('g', {})}</tool_call>", [ContentDelta(f"<tool_call>{call('g', {})}</tool_call>")]),
     (
         "tagged",
-        '<tool_call>{"name": "f", "arguments": {}, oops}</tool_call> more',
-        [CallDelta(0, "f", "{}"), ContentDelta("more")],
+        f"<tool_call>{call('f', {})}</tool_call>after",
+        [CallDelta(0, "f", "{}"), ContentDelta("after")],
     ),
-    ("llama", call("f", {"a": 1}, "parameters"), [CallDelta(0, "f", '{"a": 1}')]),
-    ("llama", f"<|python_tag|>{call('f', {}, 'parameters')}", [CallDelta(0, "f", "{}")]),
-    (
-        "llama",
-        f"{call('f', {}, 'parameters')}; {call('f', {'b': 2}, 'parameters')}",
-        [CallDelta(0, "f", "{}"), CallDelta(1, "f", '{"b": 2}')],
-    ),
-    ("llama", '{"a": {"b": 1}} is JSON', [ContentDelta('{"a": {"b": 1}} is JSON')]),
-    ("llama", f"So: {call('f', {}, 'parameters')}", [ContentDelta(f"So: {call('f', {}, 'parameters')}")]),
+    ("bare", call("f", {"a": 1}, "parameters"), [CallDelta(0, "f", '{"a": 1}')]),
+    ("bare", f"\n {call('f', {}, 'parameters')}", [CallDelta(0, "f", "{}")]),
+    ("bare", '{"a": {"b": 1}} is JSON', [ContentDelta('{"a": {"b": 1}} is JSON')]),
+    ("bare", f"So: {call('f', {}, 'parameters')}", [ContentDelta(f"So: {call('f', {}, 'parameters')}")]),
 ]
 
 
@@ -155,8 +144,8 @@ def test_text_is_sent_as_soon_as_it_is_certain() -> None:
 
 def test_long_calls() -> None:
     text = f"<tool_call>{json.dumps({'name': 'f', 'arguments': {'a': ['x' * 100] * 2000}})}</tool_call>"
-    late = '<tool_call>{"arguments": {"a": "' + "y" * 200_000 + '"}, "name": "f"}</tool_call>'
-    message = TAGS.message(text + late)
+    late = '<tool_call>{"name": "f", "arguments": {"a": "' + "y" * 200_000 + '"}}</tool_call>'
+    message = TAGS.message(f"{text}\n{late}")
     found = [json.loads(each["function"]["arguments"]) for each in message["tool_calls"]]
     assert found == [{"a": ["x" * 100] * 2000}, {"a": "y" * 200_000}]
 
@@ -276,16 +265,6 @@ def test_tools_and_choices_are_read() -> None:
 def test_wrong_tools_are_named(tools: Any, choice: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_tools(tools, choice)
-
-
-def test_the_form_of_calls_is_that_of_the_template() -> None:
-    assert call_format("anything", knows_tools=False) is TAGGED
-    assert call_format('{{ tools }}<tool_call>{"name", "arguments"}', knows_tools=True) is TAGGED
-    assert call_format("{{ tools }}<|python_tag|>", knows_tools=True) is LLAMA
-    assert call_format('{{ tools }} ipython "parameters"', knows_tools=True) is LLAMA
-    for other in ("{{ tools }}", "{{ tools }}<tool_call><function=f> arguments"):
-        with pytest.raises(InputError, match="in a form that is not known; known are JSON between <tool_call>"):
-            call_format(other, knows_tools=True)
 
 
 CONVERSATION: list[dict[str, Any]] = [

@@ -23,7 +23,8 @@ from ..errors import InputError
 from ..gpu.packages import version_of
 from ..install import install_command
 from ..limited import Answer, LimitedProgram
-from ..text import ChatFormat, Tokenizer, ToolChoice
+from ..text import ChatFormat, Tokenizer, Tool, ToolChoice
+from .call_grammar import check_strict
 from .structured import (
     Structure,
     chat_grammar,
@@ -188,9 +189,11 @@ class GrammarCompiler:
             return None
         trials = self._new_trials()
         inner = None if structure is None else self._structure(structure, trials)
-        schemas = [] if choice is None else [self._parameters(choice, i, trials) for i in range(len(choice.tools))]
-        special = self._tokenizer.special_tokens
-        text = chat_grammar(output, choice, inner, special, schemas, may_think=may_think)
+        for tool in () if choice is None else choice.tools:
+            self._check_parameters(tool, trials)
+            if output.calls is not None:
+                check_strict(output.calls, tool)
+        text = chat_grammar(output, choice, inner, self._tokenizer.special_tokens, may_think=may_think)
         option = "tools" if structure is None else structure.option
         return self._compiled(option, text, lambda reason: f"the answer's form cannot be honoured: {reason}", trials)
 
@@ -207,12 +210,10 @@ class GrammarCompiler:
             self._check(structure.option, whole_grammar(grammar), lambda why: _unsupported(structure, why), trials)
         return grammar
 
-    def _parameters(self, choice: ToolChoice, i: int, trials: _Trials) -> dict[str, Any]:
-        tool = choice.tools[i]
+    def _check_parameters(self, tool: Tool, trials: _Trials) -> None:
         option = f"the schema of the parameters of {tool.name}"
         schema = json.loads(json_text(option, tool.parameters))
         self._check_schema(schema, option, trials, lenient=not tool.strict)
-        return guided(schema, lenient=not tool.strict)
 
     def _check_schema(self, schema: Any, option: str, trials: _Trials, *, lenient: bool = False) -> None:
         """Refuse a schema that cannot be honoured, with the reason and the place."""

@@ -23,7 +23,7 @@ from ..graph.sampling import MAX_LOGPROBS
 from ..models.config import Config
 from ..runtime.disk_cache import DiskCache
 from ..runtime.runner import Runner
-from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
+from ..text import CallForm, ChatFormat, ChatTemplate, Parameters, RenderLimits, Tokenizer, read_tools
 from ..text.chat import content_text
 from ..text.chat_output import THINKING_TAGS, thinking_tags
 from .completion import Completion, PromptLogprobs
@@ -228,10 +228,9 @@ class LanguageModel:
         chat, params = chat_params({**self.sampling_defaults, **options})
         template = self._chat_template()
         choice = read_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-        tools = None if choice is None else chat.tools
         final, kwargs = chat.continue_final_message, chat.template_kwargs
         rendering = {
-            "tools": tools,
+            "tools": None if choice is None else chat.tools,
             "kwargs": kwargs,
             "continue_final_message": final,
             "thinking": chat.thinking,
@@ -239,7 +238,7 @@ class LanguageModel:
         }
         text, ids = self._rendered(template, messages, params.parse_special, rendering)
         source = str(template.source)
-        calls = None if choice is None else call_format(source, knows_tools=template.knows_tools)
+        calls = None if choice is None else self._call_form(template)
         thinking = thinking_tags(source)
         begin, end = thinking or THINKING_TAGS[0]
         # Some templates begin to think for the model, or end that at once.
@@ -247,9 +246,9 @@ class LanguageModel:
         if final:
             last = str(content_text(messages[-1].get("content")))
             begun = begun or last.rfind(begin) > last.rfind(end)
-        names = frozenset[str]() if choice is None else frozenset(tool.name for tool in choice.tools)
+        tools = {} if choice is None else {tool.name: Parameters(tool.parameters) for tool in choice.tools}
         reasoning = thinking is not None and chat.reasoning
-        output = ChatFormat(calls, names, reasoning=reasoning, thinking=begun, tags=(begin, end))
+        output = ChatFormat(calls, tools, reasoning=reasoning, thinking=begun, tags=(begin, end))
         may_think = not text.rstrip().endswith(end)
         constraint: ConstraintFactory | None = self._grammars.of_chat(
             output, choice, params.structure, may_think=may_think
@@ -258,10 +257,21 @@ class LanguageModel:
             constraint = ThinkingBudget(
                 self.tokenizer, self.config.vocabulary, output, chat.thinking_budget, constraint
             )
-        tags = [*([calls.begin, calls.end] if calls else []), *(thinking or ())]
         special = self.tokenizer.special_tokens
-        shown = frozenset(special[tag] for tag in tags if tag in special)
+        shown = frozenset(special[tag] for tag in thinking or () if tag in special)
+        if calls is not None:
+            written = "\n".join(calls.texts)
+            shown |= {i for text, i in special.items() if text in written}
         return replace(self._request(ids, params), constraint=constraint, chat=output, shown_ids=shown)
+
+    def _call_form(self, template: ChatTemplate) -> CallForm:
+        """How the model writes calls, up to the token that ends its turn."""
+        form, tokens = template.call_form, self.tokenizer.vocabulary.tokens
+        ends = {tokens[i] for i in self.tokenizer.stop_ids}
+        begin = [part for part in form.first if isinstance(part, str)]
+        if any(end in part for end in ends for part in begin):
+            raise InputError("tools: the chat template of this model writes calls after the end of its turn")
+        return form.cut(ends)
 
     def chat_ids(
         self,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import InputError
-from ..text import ChatFormat, ToolChoice
-from ..text.chat_output import CallFormat
+from ..text import CallForm, ChatFormat, ToolChoice
 from ..text.json_size import check_json_size
+from .call_grammar import CallGrammar, escaped_regex, literal
 
 OPTIONS = ("json_schema", "grammar", "regex", "choice", "response_format")
 # Between values of JSON: enough for any usual way to indent, and no endless rows of spaces.
@@ -198,7 +198,7 @@ def structure_grammar(structure: Structure, lark: Callable[[str], str]) -> dict[
     if structure.kind == "json_schema":
         return {"json_schema": guided(json.loads(structure.text))}
     if structure.kind == "choice":
-        return {"lark_grammar": "start: " + " | ".join(map(_literal, json.loads(structure.text)))}
+        return {"lark_grammar": "start: " + " | ".join(map(literal, json.loads(structure.text)))}
     if structure.kind == "regex":
         return {"lark_grammar": f"start: /{_slashes(structure.text)}/"}
     return {"lark_grammar": lark(structure.text)}
@@ -208,11 +208,6 @@ def _slashes(regex: str) -> str:
     """A regular expression as it is written between slashes: a line end is not allowed there, nor is a slash."""
     written = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
     return re.sub(r"\\?[\s\S]", lambda match: written.get(match[0], match[0]), regex)
-
-
-def _literal(text: str) -> str:
-    """A text in quotes. Lark takes JSON's escapes, and no control characters, of which JSON escapes only the first."""
-    return re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def whole_grammar(structure: Mapping[str, Any]) -> str:
@@ -225,13 +220,12 @@ def chat_grammar(
     choice: ToolChoice | None,
     structure: Mapping[str, Any] | None,
     special: Mapping[str, int],
-    schemas: Sequence[Mapping[str, Any]] = (),
     *,
     may_think: bool,
 ) -> str:
     """A grammar of an answer: thinking, then content as asked for, or calls.
 
-    special: tags that are tokens without text. schemas: of the arguments of the functions that can be called.
+    special: tags that are tokens without text.
     """
     rules = _Rules(special)
     thought = rules.thought(output) if output.reasoning and may_think else ""
@@ -241,16 +235,14 @@ def chat_grammar(
         others.append({"name": "answer", **structure})
     if choice is not None:
         assert output.calls is not None
-        parallel = choice.parallel and output.calls.parallel
-        answers += rules.calls(output.calls, choice, parallel, text=not choice.required and structure is None)
-        others += [{"name": f"arguments_{i}", "json_schema": schema} for i, schema in enumerate(schemas)]
+        answers += rules.calls(output.calls, choice, text=not choice.required and structure is None)
+        lenient = {tool.name: not tool.strict for tool in choice.tools}
+        others += [
+            {"name": name, "json_schema": guided(schema, lenient=lenient.get(tool, True))}
+            for name, schema, tool in rules.schemas
+        ]
     main = f"start: {thought} ({' | '.join(answers)})\n{rules}"
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *others]})
-
-
-def _escaped_regex(text: str) -> str:
-    """A text as a part of a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/")
 
 
 class _Rules:
@@ -260,19 +252,20 @@ class _Rules:
         self._special, self._lines = special, list[str]()
         self._not_first: list[str] = []  # what the content does not begin with
         self.gap = ""  # before the content
+        self.schemas: list[tuple[str, Any, str]] = []  # of arguments: the grammar's name, the schema, the function
 
     def __str__(self) -> str:
         return "\n".join(self._lines)
 
     def _tag(self, tag: str) -> str:
-        return f"<[{self._special[tag]}]>" if tag in self._special else _literal(tag)
+        return f"<[{self._special[tag]}]>" if tag in self._special else literal(tag)
 
     def _until(self, name: str, text: str, tag: str) -> str:
         """Text up to a tag, which is the first of its kind."""
         if tag in self._special:
             self._lines.append(f"{name}: {text}")
             return f"{name} {self._tag(tag)}"
-        self._lines.append(f"{name.lower()}[lazy]: {text} {_literal(tag)}")
+        self._lines.append(f"{name.lower()}[lazy]: {text} {literal(tag)}")
         return name.lower()
 
     def thought(self, output: ChatFormat) -> str:
@@ -284,36 +277,44 @@ class _Rules:
             return rest
         self._lines.append(f"thinking: GAP? {self._tag(begin)} {rest}")
         if begin not in self._special:
-            self._not_first.append(rf"/\s*{_escaped_regex(begin)}(.|\n)*/")
+            self._not_first.append(rf"/\s*{escaped_regex(begin)}(.|\n)*/")
         return "thinking?"
 
-    def calls(self, calls: CallFormat, choice: ToolChoice, parallel: bool, *, text: bool) -> list[str]:
+    def calls(self, form: CallForm, choice: ToolChoice, *, text: bool) -> list[str]:
         """Calls, or text without calls before them."""
-        for i, tool in enumerate(choice.tools):
-            name = json.dumps(tool.name, ensure_ascii=False)
-            before = _literal(f'{{"name": {name}, "{calls.arguments}": ')
-            self._lines.append(f'call_{i}: {before} @arguments_{i} "}}"')
-        self._lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(choice.tools)))}")
-        end = rf"LINE? {self._tag(calls.end)}" if calls.end else ""
-        self._lines.append(rf"rest_of_call: LINE? call {end}")
-        self._lines.append(r"LINE: /\n| /")
-        begin = self._tag(calls.begin)
-        more = f"(LINE? {begin} rest_of_call)*" if parallel else ""
-        tagged = f"rest_of_call {more}"
-        if calls.bare:
-            # With a tag or without: text does not begin with a brace, and there is no tag after text.
-            first = f"{self.gap} {begin}? {tagged}"
-            self._lines.append(rf"TEXT: {self._without([*self._not_first, *self._tags(calls), _BRACE_FIRST])}")
+        grammar = CallGrammar(form, choice.tools, self._special)
+        calls = grammar.calls(parallel=choice.parallel)
+        self._lines += grammar.lines
+        self.schemas += grammar.schemas
+        begin = grammar.text(form.begin)
+        token = next((token for token in self._special if form.begin.startswith(token)), None)
+        if form.alone:
+            # Text is no call: it does not begin as one does.
+            self._lines.append(r"LEAD: /[ \n]{1,2}/")
+            first = f"{self.gap} LEAD? {begin} {calls}"
+            never = [] if token else [self._call_first(form, choice)]
+            self._lines.append(f"TEXT: {self._without([*self._not_first, *never])}")
             return [first, "TEXT?"] if text else [first]
         if not text:
-            return [f"{self.gap} {begin} {tagged}"]
-        self._lines.append(rf"TEXT: {self._without([*self._not_first, *self._tags(calls)])}")
-        return [f"{self._until('BEFORE', self._without(self._not_first), calls.begin)} {tagged}", "TEXT?"]
+            return [f"{self.gap} {begin} {calls}"]
+        never = [] if token else [rf"/(.|\n)*{escaped_regex(form.begin)}(.|\n)*/"]
+        self._lines.append(f"TEXT: {self._without([*self._not_first, *never])}")
+        if token:
+            self._lines.append(f"BEFORE: {self._without(self._not_first)}")
+            before = f"BEFORE? {begin}"
+        else:
+            before = self._until("BEFORE", self._without(self._not_first), form.begin)
+        return [f"{before} {calls}", "TEXT?"]
 
-    def _tags(self, calls: CallFormat) -> list[str]:
-        if calls.begin in self._special:
-            return []
-        return [rf"/(.|\n)*{_escaped_regex(calls.begin)}(.|\n)*/"]
+    def _call_first(self, form: CallForm, choice: ToolChoice) -> str:
+        """What a call begins with, where nothing but its text tells it from content."""
+        if form.begin[:1] in ("{", "["):
+            return rf"/\s*{escaped_regex(form.begin[0])}(.|\n)*/"
+        if form.begin:
+            return rf"/\s*{escaped_regex(form.begin)}(.|\n)*/"
+        after = next((part for part in form.first[1:] if isinstance(part, str)), "")
+        names = "|".join(escaped_regex(tool.name + after) for tool in choice.tools)
+        return rf"/\s*({names})(.|\n)*/"
 
     def _without(self, patterns: Sequence[str]) -> str:
         return "(" + " & ".join([r"/(.|\n)*/", *(f"~{pattern}" for pattern in patterns)]) + ")"

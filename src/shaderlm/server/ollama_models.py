@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ..errors import ModelError, ShaderlmError
 from ..formats.local_models import remove
-from ..text import ChatTemplate, call_format
+from ..text import ChatTemplate
 from .durations import date_of
 from .errors import ApiError, api_error
 from .generation import check_supported
@@ -144,7 +144,7 @@ def _calls_tools(template: ChatTemplate | None) -> bool:
     if template is None:
         return False
     try:
-        call_format(str(template.source), knows_tools=template.knows_tools)
+        template.call_form  # noqa: B018 (says whether there is one)
     except ShaderlmError:  # a form that is not known, or a broken template
         return False
     return True

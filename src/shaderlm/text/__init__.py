@@ -1,19 +1,25 @@
 """Text ↔ token ids, chat templates, streaming. Knows neither models nor GPU."""
 
+from .call_form import CallForm, Hole, JsonArguments, KeyedArguments, Parameters
 from .chat import ChatTemplate, RenderLimits
 from .chat_output import CallDelta, ChatDelta, ChatFormat, ChatParser, ContentDelta, ReasoningDelta
 from .stream import TextStream
 from .tokenizer import Tokenizer, check_vocabulary
-from .tools import Tool, ToolChoice, call_format, read_tools
+from .tools import Tool, ToolChoice, read_tools
 from .vocabulary import Vocabulary
 
 __all__ = [
     "CallDelta",
+    "CallForm",
     "ChatDelta",
     "ChatFormat",
     "ChatParser",
     "ChatTemplate",
     "ContentDelta",
+    "Hole",
+    "JsonArguments",
+    "KeyedArguments",
+    "Parameters",
     "ReasoningDelta",
     "RenderLimits",
     "TextStream",
@@ -21,7 +27,6 @@ __all__ = [
     "Tool",
     "ToolChoice",
     "Vocabulary",
-    "call_format",
     "check_vocabulary",
     "read_tools",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import reprlib
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +16,8 @@ from typing import Any
 
 from ..errors import InputError, ModelError
 from ..limited import LimitedProgram
+from .call_form import TAGGED, CallForm
+from .call_probe import FormError, probe
 from .chat_output import thinking_tags
 from .json_size import check_json_size
 from .tools import messages_with_tools
@@ -21,6 +25,7 @@ from .tools import messages_with_tools
 ROLES = ("system", "user", "assistant", "tool")
 _THINKING = "enable_thinking"  # what most templates call it
 _MAX_PROBLEM_BYTES = 4096  # of an answer that is no prompt
+_PROBES = 5  # the form of calls may take as long as so many prompts
 _jinja = LimitedProgram(str(Path(__file__).with_name("jinja.py")), ("jinja2", "markupsafe"))
 
 
@@ -109,8 +114,12 @@ class ChatTemplate:
         clashes = sorted(reserved & set(kwargs or ()))
         if clashes:
             raise InputError(f"chat: the template's variable {clashes[0]!r} is set by other means; leave it out")
-        in_messages = (tools or any(map(_has_calls, messages))) and not self.knows_tools
-        conversation = messages if in_messages else [_for_template(i, message) for i, message in enumerate(messages)]
+        has_calls = any(map(_has_calls, messages))
+        in_messages = (tools or has_calls) and not self.knows_tools
+        conversation = messages
+        if not in_messages:
+            form = self._form if has_calls and isinstance(self._form, CallForm) else None
+            conversation = [_for_template(i, message, form) for i, message in enumerate(messages)]
         # Before anything that takes as long as the text is long, and deep: nobody else runs meanwhile.
         check_json_size("the conversation", [conversation, tools, kwargs], self._limits.max_bytes)
         (conversation, tools, kwargs), mark = _marked([conversation, tools, kwargs], special)
@@ -124,18 +133,14 @@ class ChatTemplate:
                 {**conversation[-1], "content": (conversation[-1].get("content") or "") + end},
             ]
         variables = {
-            **_dates(),
-            **self._functions(tools),
+            **self._variables(tools),
             **(kwargs or {}),
             "messages": conversation,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "tools": tools,  # None: defined, as it is where templates are written: they test it with `is not none`
-            "documents": None,
-            **self._special,
         }
         try:
             text = self._ask(variables)
-        except _FailedError:  # some templates take every content for a text, others tell calls by its absence
+        except _FailedError:  # some templates take every content for a text
             texts = [{**each, "content": each.get("content") or ""} for each in conversation]
             if texts == [*conversation]:
                 raise
@@ -168,6 +173,44 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         """Does the template show tools?"""
         return bool({"tools", "functions"}.intersection(self._names))
+
+    @property
+    def call_form(self) -> CallForm:
+        """How a model with this template writes calls. InputError: it shows tools, and has no form for calls."""
+        if isinstance(self._form, CallForm):
+            return self._form
+        needed = "a template that shows calls of the assistant is needed (--chat-template-file)"
+        raise InputError(f"tools: {self._name} cannot express calls: {self._form}; {needed}")
+
+    @cached_property
+    def _form(self) -> CallForm | str:
+        """The form of calls, or why there is none. One whose template has no tools is told in the messages."""
+        if not self.knows_tools:
+            return TAGGED
+        remaining = _PROBES * self._limits.seconds
+
+        def render(messages: Any, tools: Any, prompt: bool) -> str | None:
+            nonlocal remaining
+            if remaining <= 0:
+                raise ModelError(f"{self._name} takes too long to show calls")
+            started = time.monotonic()
+            variables = {**self._variables(tools), "messages": messages, "add_generation_prompt": prompt}
+            try:
+                return self._ask(variables)
+            except (_FailedError, InputError):
+                return None
+            finally:
+                remaining -= time.monotonic() - started
+
+        try:
+            return probe(render)
+        except FormError as problem:
+            return str(problem)
+
+    def _variables(self, tools: Any) -> dict[str, Any]:
+        """What every rendering has."""
+        # None: defined, as it is where templates are written: they test it with `is not none`
+        return {**_dates(), **self._functions(tools), "tools": tools, "documents": None, **self._special}
 
     @cached_property
     def _names(self) -> Sequence[str]:
@@ -260,9 +303,14 @@ def _has_calls(message: Mapping[str, Any]) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
-def _for_template(i: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: arguments of tool calls are JSON text in OpenAI's form, and a mapping here."""
+def _for_template(i: int, message: Mapping[str, Any], form: CallForm | None) -> dict[str, Any]:
+    """A message as templates expect it: arguments of tool calls are JSON text in OpenAI's form, and a mapping here.
+
+    form: what the template wants otherwise.
+    """
     converted = dict(message)
+    if form is not None and form.short_ids and isinstance(converted.get("tool_call_id"), str):
+        converted["tool_call_id"] = _short_id(converted["tool_call_id"])
     if not converted.get("tool_calls"):
         converted.pop("tool_calls", None)  # templates ask whether it is there
         return converted
@@ -271,8 +319,20 @@ def _for_template(i: int, message: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
         if isinstance(function["arguments"], str):
             function["arguments"] = _arguments(i, function["arguments"])
+        if form is not None and form.as_text:
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         calls.append({**call, "function": function})
-    return {**converted, "content": converted.get("content"), "tool_calls": calls}
+        if form is not None and form.short_ids:
+            calls[-1]["id"] = _short_id(str(call.get("id", len(calls))))
+    content = converted.get("content")
+    if form is not None and form.empty_content:
+        content = content or ""
+    return {**converted, "content": content, "tool_calls": calls}
+
+
+def _short_id(made: str) -> str:
+    """Nine letters and digits for an id, the same each time."""
+    return made if re.fullmatch("[A-Za-z0-9]{9}", made) else hashlib.sha256(made.encode()).hexdigest()[:9]
 
 
 def _arguments(i: int, text: str) -> dict[str, Any]:

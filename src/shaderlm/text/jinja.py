@@ -8,7 +8,7 @@ Jinja has: `raise_exception`, `strftime_now`, `tojson` as JSON is (Jinja's own i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ from jinja2 import Template, nodes
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 _LONGEST_PROBLEM = 300  # characters of a template's own words
 _MAX_TEMPLATES = 8  # that stay compiled
@@ -69,9 +69,9 @@ class _RefusalError(Exception):
     """A template says that it cannot render a conversation."""
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """What templates are compiled and rendered in."""
-    environment = ImmutableSandboxedEnvironment(
+def environment() -> SandboxedEnvironment:
+    """What templates are compiled and rendered in. They may change lists: those of a request are its own."""
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
@@ -105,7 +105,21 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_items,
+    )
+
+
+def _items(value: Any) -> list[Any]:
+    """What filters such as `map` give, as a list."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"a value of type {type(value).__name__} is not JSON")
 
 
 def one_line(problem: object) -> str:

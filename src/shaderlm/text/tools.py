@@ -10,7 +10,6 @@ from types import NoneType
 from typing import Any
 
 from ..errors import InputError
-from .chat_output import LLAMA, TAGGED, CallFormat
 from .json_size import check_json_size
 
 Messages = Sequence[Mapping[str, Any]]
@@ -87,21 +86,6 @@ def _read_tool(i: int, tool: Any) -> Tool:
     return Tool(name, {"type": "object", **parameters}, function.get("strict") is True)
 
 
-_NOT_JSON = ("<function=", "<arg_key>")  # the tags of Qwen3-Coder and of GLM 4.5, whose calls are no JSON
-
-
-def call_format(template: str, *, knows_tools: bool) -> CallFormat:
-    """How a model with this chat template writes calls. One whose template has no tools is told in the messages."""
-    if not knows_tools:
-        return TAGGED
-    if TAGGED.begin in template and TAGGED.arguments in template and not any(tag in template for tag in _NOT_JSON):
-        return TAGGED
-    if LLAMA.begin in template or ("ipython" in template and '"parameters"' in template):
-        return LLAMA
-    known = f"known are JSON between {TAGGED.begin} and {TAGGED.end}, and the form of Llama 3"
-    raise InputError(f"tools: the chat template of this model writes calls in a form that is not known; {known}")
-
-
 # Templates that know no tools ------------------------------------------------------------------------------------
 
 _INTRODUCTION = """You can call functions. Each line between <tools> and </tools> describes one:
@@ -149,4 +133,4 @@ def _written(call: Mapping[str, Any]) -> str:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     name = json.dumps(function["name"], ensure_ascii=False)
-    return f'{TAGGED.begin}\n{{"name": {name}, "arguments": {text or "{}"}}}\n{TAGGED.end}'
+    return f'<tool_call>\n{{"name": {name}, "arguments": {text or "{}"}}}\n</tool_call>'

@@ -1,0 +1,134 @@
+"""The form of calls is found in the template itself: small templates of many kinds, rendered and read back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shaderlm.errors import InputError, ModelError
+from shaderlm.text import ChatFormat, ChatTemplate, RenderLimits
+from shaderlm.text.call_form import TAGGED, Parameters
+from shaderlm.text.literals import literal_end, whole_literal
+
+from .call_templates import ARGUMENTS, REFUSED, TEMPLATES, read, rendered, template, tools_for, written
+
+SEVERAL = [ARGUMENTS[1], ARGUMENTS[0], ARGUMENTS[4]]
+ONE_CALL = {"JSON alone"}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_calls_are_read_as_the_template_writes_them(kind: str) -> None:
+    made = ChatTemplate(TEMPLATES[kind], limits=RenderLimits(seconds=60))
+    assert made.call_form.parallel == (kind not in ONE_CALL)
+    for calls in [*([each] for each in ARGUMENTS), *([SEVERAL] if made.call_form.parallel else [])]:
+        text = rendered(made, calls)
+        for size in (1, 3, 1 << 20):
+            assert read(made, calls, text, size) == written(calls), (size, text)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_template_without_a_form_says_why(kind: str) -> None:
+    source, reason = REFUSED[kind]
+    made = ChatTemplate(source, limits=RenderLimits(seconds=60))
+    with pytest.raises(InputError, match=f"tools: the chat template of this model cannot express calls: .*{reason}"):
+        made.call_form  # noqa: B018
+    assert made.render([{"role": "user", "content": "x"}], tools=tools_for([{}])).endswith("<|assistant|>")
+
+
+def test_a_template_without_tools_is_told_the_form() -> None:
+    assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").call_form is TAGGED
+
+
+def test_what_a_form_asks_of_messages_is_done() -> None:
+    user = {"role": "user", "content": "x"}
+    call = {"id": "call_0123456789abcdef", "function": {"name": "get", "arguments": '{"city": "Köln"}'}}
+    messages = [user, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    short = ChatTemplate(TEMPLATES["short ids alone"]).render(messages)
+    assert '"arguments": {"city": "Köln"}, "id": "' in short
+    again = ChatTemplate(TEMPLATES["short ids alone"]).render(messages)
+    assert short == again, "an id is the same each time"
+    text = ChatTemplate(TEMPLATES["text arguments"]).render(messages)
+    assert '<f=get>{"city": "Köln"}</f>' in text
+
+
+def test_a_hostile_template_costs_bounded_time() -> None:
+    slow = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    made = ChatTemplate(slow + template("{{ slow }}"), limits=RenderLimits(seconds=0.02))
+    with pytest.raises(ModelError, match=r"takes (more than|too long to show calls)"):
+        made.call_form  # noqa: B018
+
+
+def test_what_is_no_call_is_text() -> None:
+    made = ChatTemplate(TEMPLATES["tags"], limits=RenderLimits(seconds=60))
+    calls = [{"city": "x"}]
+    tools = {tool["function"]["name"]: Parameters(tool["function"]["parameters"]) for tool in tools_for(calls)}
+    output = ChatFormat(made.call_form, tools)
+    for text in ("<tool>", "<tool>\n<function=other>\n</function>\n</tool>", "a <tool> b", "<tool>\n<function=get"):
+        message = output.message(text)
+        assert message == {"role": "assistant", "content": text}
+        assert "tool_calls" not in output.message(text, "length")
+    cut = output.message("So.\n<tool>\n<function=get>\n<parameter=city>\nab\n</par", "length")
+    assert cut["content"] == "So."
+    assert cut["tool_calls"][0]["function"] == {"name": "get", "arguments": '{"city": "ab'}
+    named = output.message(
+        "<tool>\n<function=get>\n<parameter=city>\na </parameter> b\n</parameter>\n</function>\n</tool>"
+    )
+    assert json.loads(named["tool_calls"][0]["function"]["arguments"]) == {"city": "a </parameter> b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": [1, true, null]}', {"a": [1, True, None]}),
+        ("{'a': [1.5, True, None], 'b': 'it\\'s'}", {"a": [1.5, True, None], "b": "it's"}),
+        ("'\\u4e2d\\n\\x41\\U0001F642'", "中\nA🙂"),
+        ('"\\ud83d\\ude42"', "🙂"),
+        (" -1e3 ", -1000.0),
+        ("[]", []),
+    ],
+)
+def test_values_of_json_and_python(text: str, value: Any) -> None:
+    assert whole_literal(text) == value
+    end = literal_end()
+    found = [end(character) for character in f"{text.lstrip()},"]
+    at = next(i for i, each in enumerate(found) if each is not None)
+    assert text.strip() == f"{text.lstrip()},"[: at + (found[at] or 0)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nope", "{a: 1}", "[1", "'x", "1 2", "NaN", pytest.param("[" * 100_000, id="deep")]
+)
+def test_other_texts_are_no_values(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        whole_literal(text)
+
+
+def test_values_between_marks() -> None:
+    marks = ("<q>", "<q>")
+    assert whole_literal('{a:<q>x "y"<q>,b:[1,<q><q>]}', marks) == {"a": 'x "y"', "b": [1, ""]}
+
+
+def test_kinds_of_parameters() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"$ref": "#/$defs/text"},
+            "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "c": {"enum": ["x", 3]},
+            "d": {},
+        },
+        "allOf": [{"required": ["b"], "properties": {"e": {"type": ["boolean", "string"]}}}],
+        "$defs": {"text": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}},
+    }
+    kinds = Parameters(schema).kinds
+    assert {key: sorted(each) for key, each in kinds.items() if key != "d"} == {
+        "a": ["string"],
+        "b": ["null", "number"],
+        "c": ["number", "string"],
+        "e": ["boolean", "string"],
+    }
+    assert "object" in kinds["d"]
+    assert Parameters(schema).required == {"b"}
+    assert Parameters({"properties": {"x": {"$ref": "#/$defs/loop"}}, "$defs": schema["$defs"]}).kinds["x"]
