@@ -42,7 +42,7 @@ def test_a_template_without_tools_is_told_the_form() -> None:
 
 
 def test_what_a_form_asks_of_messages_is_done() -> None:
-    user = {"role": "user", "content": "x"}
+    user: dict[str, Any] = {"role": "user", "content": "x"}
     call = {"id": "call_0123456789abcdef", "function": {"name": "get", "arguments": '{"city": "Köln"}'}}
     messages = [user, {"role": "assistant", "content": None, "tool_calls": [call]}]
     short = ChatTemplate(TEMPLATES["short ids alone"]).render(messages)

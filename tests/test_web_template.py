@@ -113,9 +113,9 @@ STRANGE = [
     "{{ {'__proto__': {'a': 1}}.a }}|{{ {'__proto__': 1} }}|{{ dict(__proto__=1) }}",
     "{{ messages|map(attribute='__proto__')|list|length }}|{{ messages|map(attribute='constructor.a')|list }}",
     "`${1}` </script> \\ \u2028 {{ '`${1}`' }}{{ '</script>' }}{{ \"\\u2028\" }}",
-    "{{ ''.__class__ }}|{{ numbers.append }}|{{ d.update is defined }}",
+    "{{ ''.__class__ }}|{{ numbers.extend }}|{{ d.update is defined }}",
     "{{ ''.__class__.__mro__ }}",
-    "{{ numbers.append(1) }}",
+    "{{ numbers.extend([1]) }}",
 ]
 
 

@@ -251,8 +251,8 @@ class CallGrammar:
                 f'{name}_pair: {key} ":" {space} {name}',
                 f'{name}_array: "[" {values} "]"',
             ]
-        words = {"boolean": '("True" | "False")', "null": '"None"'}
-        return f"({' | '.join(words.get(kind, f'{name}_{kind}') for kind in kinds)})"
+        rules: dict[Kind, str] = {"boolean": '("True" | "False")', "null": '"None"'}
+        return f"({' | '.join(rules.get(kind, f'{name}_{kind}') for kind in kinds)})"
 
     def _any_arguments(self, form: KeyedArguments) -> str:
         """Arguments that no schema names."""

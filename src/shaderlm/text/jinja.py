@@ -17,7 +17,7 @@ from jinja2 import Template, nodes
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _LONGEST_PROBLEM = 300  # characters of a template's own words
 _MAX_TEMPLATES = 8  # that stay compiled
@@ -69,9 +69,17 @@ class _RefusalError(Exception):
     """A template says that it cannot render a conversation."""
 
 
-def environment() -> SandboxedEnvironment:
-    """What templates are compiled and rendered in. They may change lists: those of a request are its own."""
-    environment = SandboxedEnvironment(
+class _Environment(ImmutableSandboxedEnvironment):
+    """Templates change nothing, except that some keep lists, such as of ids: those of a request are its own."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """May a template read this?"""
+        return super().is_safe_attribute(obj, attr, value) or (isinstance(obj, list) and attr in ("append", "pop"))
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """What templates are compiled and rendered in."""
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
