@@ -284,6 +284,11 @@ CASES: list[Case] = [
     *(Case(*row) for row in ATTENTION),
     *_cases("slice", "tokens width first count batched", [(1, 1, 0, 1), (3, 70, 13, 57), (65, 96, 64, 32, True), (1, 70_001, 5, 69_996)]),
     *_cases("short_conv", "tokens width kernel silu single", [(1, 7, 3, False, True), (9, 33, 4, True, True), (70, 66, 4), (3, 5, 2, True)]),
+    *_cases(
+        "gated_delta_rule",
+        "tokens Hk Hv Dk Dv grouped single",
+        [(1, 2, 4, 16, 16, False, True), (7, 1, 2, 32, 36, True, True), (40, 2, 6, 24, 40, True), (70, 2, 2, 128, 64)],
+    ),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case
@@ -292,6 +297,7 @@ CASES: list[Case] = [
     ),
     *_cases("add", "tokens count batched", [(5, 5 * 96, True), (3, 21, True)]),
     *_cases("silu_mul", "tokens count batched", [(9, 9 * 64, True)]),
+    *_cases("sigmoid_mul", "tokens count period batched", [(1, 255), (9, 9 * 64, 9 * 64, True)]),
     *_cases("gelu_mul", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),
     *_cases("swiglu_clamped", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),
     *(case for op in ("gelu", "gelu_erf", "relu_squared") for case in _cases(op, "tokens count batched", [(1, 1), (3, 9), (9, 9 * 64, True)])),

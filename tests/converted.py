@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import gguf
@@ -54,7 +55,7 @@ class How:
     matrices are stored with their inputs first. pattern: which layers have a window is written. parts:
     what becomes of tensors of a layer that are several, or others, in GGUF. keys: further keys of GGUF, without
     the architecture, by those of config.json. constants: keys with the same value in every file. more: those that are
-    not simply copied.
+    not simply copied. rewritten: the tensors under Hugging Face's names, with what depends on numbers of the model.
     """
 
     pairs: bool = False
@@ -66,6 +67,7 @@ class How:
     keys: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+    rewritten: Callable[[Mapping[str, Any], Tensors], Tensors] = lambda config, tensors: tensors
 
 
 # Of layers without experts in a model with some. GGUF has no files of them yet: the names are those of other models.
@@ -74,6 +76,66 @@ _NETWORK: Mapping[str, Callable[[Array], Parts]] = {
     "mlp.up_proj.weight": lambda v: {(MODEL_TENSOR.FFN_UP, "weight"): v},
     "mlp.down_proj.weight": lambda v: {(MODEL_TENSOR.FFN_DOWN, "weight"): v},
 }
+
+
+_DELTA = {
+    "linear_conv_kernel_dim": Keys.SSM.CONV_KERNEL,
+    "linear_key_head_dim": Keys.SSM.STATE_SIZE,
+    "linear_num_key_heads": Keys.SSM.GROUP_COUNT,
+    "linear_num_value_heads": Keys.SSM.TIME_STEP_RANK,
+}
+
+
+def _delta(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: config[name] for name, key in _DELTA.items()},
+        Keys.SSM.INNER_SIZE: config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        Keys.LLM.FULL_ATTENTION_INTERVAL: config["layer_types"].index("full_attention") + 1,
+    }
+
+
+def _delta_tensors(architecture: str, config: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Value heads of Qwen3.5 in another order; the rows of Qwen3-Next's matrix for everything by their kind."""
+    names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    key_heads, heads, key_width, width = (config[name] for name in names)
+    each = heads // key_heads
+
+    def tiled(values: Array, axis: int, width: int) -> Array:
+        shape = values.shape
+        grouped = values.reshape(*shape[:axis], key_heads, each, width, *shape[axis + 1 :])
+        return grouped.swapaxes(axis, axis + 1).reshape(shape)
+
+    found: Tensors = {}
+    for name, given in tensors.items():
+        values, inner = given, name.partition(".linear_attn.")[2]
+        if inner == "A_log":
+            values = -np.exp(values)
+        if inner == "conv1d.weight":
+            values = values.squeeze(1)
+        if inner == "in_proj_qkvz.weight":
+            parts = np.split(
+                values.reshape(key_heads, -1, values.shape[-1]),
+                np.cumsum([key_width, key_width, each * width]),
+                axis=1,
+            )
+            *qkv, z = (part.reshape(-1, values.shape[-1]) for part in parts)
+            stem = name.removesuffix("in_proj_qkvz.weight")
+            found |= {f"{stem}in_proj_qkv.weight": np.concatenate(qkv), f"{stem}in_proj_z.weight": z}
+            continue
+        if inner and architecture != "qwen3next":
+            keys = 2 * key_heads * key_width
+            if inner in ("in_proj_qkv.weight", "conv1d.weight"):
+                values = np.concatenate([values[:keys], tiled(values[keys:], 0, width)])
+            elif inner == "in_proj_z.weight":
+                values = tiled(values, 0, width)
+            elif inner == "out_proj.weight":
+                values = tiled(values, 1, width)
+            elif inner != "norm.weight":
+                values = tiled(values, 0, 1)
+        if name.endswith("norm.weight") and inner != "norm.weight":
+            values = values + np.float32(1)
+        found[name.replace(".dt_bias", ".dt_proj.bias")] = values
+    return found
 
 
 def _lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +165,16 @@ _FACTORS: Mapping[str, str] = {
 }
 _HOW: Mapping[str, How] = {
     "llama": How(pairs=True),
+    "qwen35": How(rewritten=partial(_delta_tensors, "qwen35"), more=_delta),
+    "qwen35moe": How(
+        rewritten=partial(_delta_tensors, "qwen35moe"),
+        parts={
+            "mlp.experts.gate_up_proj": lambda v: _halves(v, MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP),
+            "mlp.experts.down_proj": lambda v: {(MODEL_TENSOR.FFN_DOWN_EXP, "weight"): v},
+        },
+        more=_delta,
+    ),
+    "qwen3next": How(rewritten=partial(_delta_tensors, "qwen3next"), more=_delta),
     "lfm2": How(more=lambda c: {**_lfm2(c), Keys.LLM.FEED_FORWARD_LENGTH: _lfm2_width(c)}),
     "lfm2moe": How(
         parts={"feed_forward.expert_bias": lambda v: {(MODEL_TENSOR.FFN_EXP_PROBS_B, "bias"): v}},
@@ -246,7 +318,7 @@ def converted(
     made |= {f"{{arch}}.{key}": value for key, value in how.constants.items()} | how.more(config)
     return {key.format(arch=architecture): value for key, value in made.items() if value is not None}, {
         **factors,
-        **_named(architecture, how, made, tensors),
+        **_named(architecture, how, made, how.rewritten(config, tensors)),
     }
 
 

@@ -124,7 +124,7 @@ def quantised(source: Path, path: Path, kind: str = "q8_0") -> Path:
     data, found = source.read_bytes(), GGUFReader(source).tensors
     entries, packed = b"", b""
     for each in found:
-        is_matrix = len(each.shape) > 1 and "_inp" not in each.name
+        is_matrix = len(each.shape) > 1 and "_inp" not in each.name and int(each.shape[0]) % 32 == 0
         ggml = GGMLQuantizationType[kind.upper()] if is_matrix else each.tensor_type
         values = quants.quantize(np.array(each.data), ggml) if is_matrix else each.data
         entries += entry(each.name, tuple(int(size) for size in each.shape), ggml.value, len(packed))

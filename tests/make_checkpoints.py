@@ -148,6 +148,18 @@ _FALCON = {
     "constants": {"tensor_data_layout": "jploski"},
 }
 
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_DELTA_SECTIONS = {"rope_parameters": {**_PLAIN, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}}
+_DELTA_ROPE = {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25}}
 _CONV_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 
 CHECKPOINTS: dict[str, Row] = {
@@ -217,6 +229,13 @@ CHECKPOINTS: dict[str, Row] = {
     "granitemoe": Row("granitemoe", "GraniteMoe", _GRANITEMOE),
     "granitemoe-shared": Row("granitemoe", "GraniteMoeShared", {**_GRANITEMOE, "shared_intermediate_size": 64}),
     "gpt-oss": Row("gpt-oss", "GptOss", {"head_dim": 16, "sliding_window": 12, "rope_parameters": _PLAIN, **_USED}),
+    "qwen35": Row("qwen35", "Qwen3_5", {**_DELTA, **_DELTA_SECTIONS}),
+    "qwen35moe": Row(
+        "qwen35moe", "Qwen3_5Moe", {**_DELTA, **_DELTA_SECTIONS, **_MOE, "shared_expert_intermediate_size": 64}
+    ),
+    "qwen3next": Row(
+        "qwen3next", "Qwen3Next", {**_DELTA, **_DELTA_ROPE, **_MOE, "shared_expert_intermediate_size": 32}
+    ),
     "lfm2": Row("lfm2", "Lfm2", {**_CONV_LAYERS, "intermediate_size": 150, "block_multiple_of": 32}),
     "lfm2moe": Row("lfm2moe", "Lfm2Moe", {**_CONV_LAYERS, **_MOE, "num_dense_layers": 1, "num_attention_heads": 2}),
     "falcon": Row("falcon", "Falcon", {"num_kv_heads": 1, "ffn_hidden_size": 96}, _FALCON),

@@ -28,17 +28,20 @@ ARCHITECTURES = {
     "glm4": "glm4",
     "gpt-oss-mxfp4": "gpt-oss",
     "granite": "granite",
+    "lfm2moe": "lfm2moe",
     "llama-yarn": "llama",
     "mixtral": "llama",
     "olmo2": "olmo2",
     "phi3": "phi3",
     "phi3-longrope": "phi3",
     "qwen2": "qwen2",
+    "qwen35": "qwen35",
     "qwen3moe": "qwen3moe",
+    "qwen3next": "qwen3next",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
-WITH_FOLDER = ("gemma3", "phi3", "qwen2", "qwen3moe")
+WITH_FOLDER = ("gemma3", "lfm2moe", "phi3", "qwen2", "qwen35", "qwen3moe")
 NAMES = list(ARCHITECTURES)
 # What there is of them: the file, and the folder where there is one.
 SOURCES = [(name, "model.gguf") for name in NAMES] + [(name, "hf") for name in WITH_FOLDER]

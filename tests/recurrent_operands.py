@@ -52,3 +52,26 @@ def short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     out = reference.short_conv(x, weight, batch, page_table, after, silu=d["silu"])
     operands: Made = {"x": x, "weight": weight, "batch": batch, "page_table": page_table, "state": state}
     return operands, {"out": out, "state": after}
+
+
+def gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    """Worked out with matrices of each head, in f64."""
+    batch, page_table, states = sequences(rng, d["tokens"], single=d["single"])
+    tokens, Hk, Hv, Dk, Dv = (d[name] for name in ("tokens", "Hk", "Hv", "Dk", "Dv"))
+    x = _normal(rng, tokens, (2 * Hk * Dk + Hv * Dv))
+    alpha, beta = _normal(rng, tokens, Hv), _normal(rng, tokens, Hv)
+    rate, shift = -np.exp(_normal(rng, Hv)), _normal(rng, Hv)
+    state = _normal(rng, states, Hv, Dk, Dv)
+    after, out = state.astype(np.float64), np.zeros((tokens, Hv, Dv))
+    for t, (_, position, _, pages) in enumerate(batch[1 : 1 + batch[0, 0]].astype(np.int64)):
+        row = page_table[(pages & 0x7FFF_FFFF) - 1]
+        for head in range(Hv):
+            key_head = head // (Hv // Hk) if d["grouped"] else head % Hk
+            q, k = (x[t, at * Dk : (at + 1) * Dk].astype(np.float64) for at in (key_head, Hk + key_head))
+            q, k = q / np.sqrt(q @ q + 1e-6) / np.sqrt(Dk), k / np.sqrt(k @ k + 1e-6)
+            v = x[t, 2 * Hk * Dk + head * Dv :][:Dv]
+            S = after[row, head] * np.exp(rate[head] * np.log1p(np.exp(alpha[t, head] + shift[head]))) * (position > 0)
+            S = S + np.outer(k, (v - k @ S) / (1 + np.exp(-beta[t, head])))
+            after[row, head], out[t, head] = S, q @ S
+    operands: Made = {"x": x, "alpha": alpha, "beta": beta, "rate": rate, "shift": shift}
+    return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}

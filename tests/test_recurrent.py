@@ -20,7 +20,7 @@ from .oracles import assert_logits
 from .session import Session
 
 pytestmark = pytest.mark.xdist_group("recurrent")
-MODELS = ("lfm2",)
+MODELS = ("lfm2", "qwen35")
 LENGTH = 120  # tokens: more than the chunks of any test
 
 

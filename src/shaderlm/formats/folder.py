@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checkpoint import Checkpoint
 from .folder_config import FolderConfig
-from .folder_matrices import Matrix, by_kind, part_of, stored, transposed
+from .folder_matrices import Matrix, by_kind, in_order, negative_exp, part_of, stored, transposed
 from .folder_models import ModelType, TensorSplit
 from .folder_quantised import quantised_matrices
 from .folder_tokenizer import FILES as TOKENIZER_FILES
@@ -169,7 +169,7 @@ def _sources(config: FolderConfig, tensors: Mapping[str, Matrix]) -> dict[str, _
             entry = entries.setdefault(piece.name, {})
             if expert in entry:
                 raise ModelError(f"the tensors {entry[expert][0]!r} and {name!r} both are {piece.name}")
-            entry[expert] = (name, _piece(matrix, piece, config.get("attention.head_count")))
+            entry[expert] = (name, _piece(matrix, piece, config))
     if config.tied is True and "output.weight" in entries:
         _check_same(entries.pop("output.weight")[None], entries.get("token_embd.weight", {}).get(None))
     elif config.tied is False and "output.weight" not in entries:
@@ -186,7 +186,8 @@ def _sources(config: FolderConfig, tensors: Mapping[str, Matrix]) -> dict[str, _
         paired = heads.get(stem, 0) if config.row.pairs else 0
         if not isinstance(paired, int) or isinstance(paired, bool) or paired < 0:
             raise ModelError(f"config.json: the number of heads must be a whole number, it is {paired!r:.60}")
-        norm = config.row.norm_offset if stem.endswith("norm") and called.endswith(".weight") else 0.0
+        shifted = stem.endswith("norm") and called.endswith(".weight") and stem not in config.row.plain_norms
+        norm = config.row.norm_offset if shifted else 0.0
         parts = tuple(entry[i][1] for i in (range(len(entry)) if experts else [None]))
         sources[called] = _Source(parts, paired, norm, experts)
     return sources
@@ -219,14 +220,38 @@ def _equal(one: Matrix, other: Matrix, which: slice) -> bool:
     return np.array_equal(unpack(rows[0], one.kind), unpack(rows[1], other.kind))
 
 
-def _piece(matrix: Matrix, piece: TensorSplit, heads: int) -> Matrix:
+def _piece(matrix: Matrix, piece: TensorSplit, config: FolderConfig) -> Matrix:
     if piece.part == "by kind":
-        return by_kind(matrix, heads)
+        return by_kind(matrix, config.get("attention.head_count"))
+    if piece.part == "negative exp":
+        return negative_exp(matrix)
+    if piece.part in ("qkv of groups", "z of groups"):
+        return _of_groups(matrix, piece.part.removesuffix(" of groups"), config)
     # A quantised tensor has its columns as rows already.
     bias = piece.name.endswith(".bias")
     if piece.transposed and not bias and matrix.values is not None:
         matrix = transposed(matrix)
     return part_of(matrix, piece.part, bias=bias)
+
+
+def _of_groups(whole: Matrix, letters: str, config: FolderConfig) -> Matrix:
+    """The queries, keys and values of all key heads, or the gates: in the folder, those of a key head are together."""
+    sizes = {name: config.get(f"ssm.{name}") for name in ("group_count", "time_step_rank", "state_size", "inner_size")}
+    groups, heads, keys, values = sizes.values()
+    wrong = not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes.values())
+    if wrong or heads % groups or len(whole.shape) != 2 or whole.shape[0] != 2 * (groups * keys + values):
+        raise ModelError(
+            f"a tensor of the shape {list(whole.shape)} has no rows for {groups} key and {heads} value heads"
+        )
+    widths = {"q": keys, "k": keys, "v": values // groups, "z": values // groups}
+    begins = dict(zip(widths, np.cumsum([0, *widths.values()]), strict=False))
+    first = np.arange(groups)[:, None] * sum(widths.values())
+    parts = [(first + begins[letter] + np.arange(widths[letter])).reshape(-1) for letter in letters]
+    return in_order(whole, np.concatenate(parts))
+
+
+# GGUF has it without ".weight".
+_BARE = "ssm_a"
 
 
 def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSplit, ...]]:
@@ -249,5 +274,8 @@ def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSpli
     if known is None or len(number) > 5 or (expert_match and len(expert_match[0]) > 5):
         return unmapped
     pieces = (TensorSplit(known),) if isinstance(known, str) else known
-    named_splits = tuple(piece._replace(name=f"blk.{int(number)}.{piece.name}.{suffix}") for piece in pieces)
+    suffixes = ["" if piece.name == _BARE else f".{suffix}" for piece in pieces]
+    named_splits = tuple(
+        piece._replace(name=f"blk.{int(number)}.{piece.name}{end}") for piece, end in zip(pieces, suffixes, strict=True)
+    )
     return int(expert_match[0]) if expert_match else None, named_splits

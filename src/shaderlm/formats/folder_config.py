@@ -99,7 +99,7 @@ class FolderConfig:
             self.set("feed_forward_length", multiple * -(-width // multiple))
 
     def _recurrent(self) -> None:
-        """Which layers keep a state, as GGUF says it: they have no heads of keys and values."""
+        """Which layers keep a state, as GGUF says it."""
         name, layers = self.row.recurrent, _whole("num_hidden_layers", self.get("block_count"))
         if not name:
             return
@@ -110,6 +110,16 @@ class FolderConfig:
         types = listed if types is None else types
         if listed is not None and listed != types:
             raise ModelError("config.json: full_attn_idxs and layer_types differ")
+        if name == "linear_attention":
+            every = _whole("full_attention_interval", self.take("full_attention_interval", _every(types)))
+            usual = [_FULL if i % every == every - 1 else name for i in range(layers)]
+            if types not in (None, usual):
+                raise ModelError(f"config.json: layer_types must have {_FULL!r} once for every {every} layers")
+            self.set("full_attention_interval", every)
+            heads = _whole("linear_num_value_heads", self.get("ssm.time_step_rank"))
+            self.set("ssm.inner_size", heads * self.whole("linear_value_head_dim"))
+            self.set("config.grouped_value_heads", True)
+            return
         if not isinstance(types, list) or len(types) != layers or not all(each in (_FULL, name) for each in types):
             raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {name!r}")
         kv_heads = self.get("attention.head_count_kv") or self.get("attention.head_count")
@@ -170,6 +180,11 @@ class FolderConfig:
         usual = self.row.full_every
         if full != [usual > 0 and i % usual == usual - 1 for i in range(layers)]:
             self.set("attention.sliding_window_pattern", [not each for each in full])
+
+
+def _every(types: Any) -> int:
+    """How often a layer attends, by layer_types; 4 where there are none."""
+    return types.index(_FULL) + 1 if isinstance(types, list) and _FULL in types else 4
 
 
 # Rope ----------------------------------------------------------------------------------------------------

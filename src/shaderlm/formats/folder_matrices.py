@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .safetensors import Safetensors
+from .unpack import unpack
 
 U8 = NDArray[np.uint8]
 Rows = slice | NDArray[np.int64]  # a slice has a first row and an end
@@ -89,6 +90,23 @@ def part_of(whole: Matrix, part: str, *, bias: bool) -> Matrix:
     if bias:
         return Matrix((*outer, rows, count), whole.kind, some_columns)
     return Matrix((*outer, count, columns), whole.kind, some_rows)
+
+
+def in_order(whole: Matrix, order: NDArray[np.int64]) -> Matrix:
+    """Some rows of a matrix, in this order."""
+    return Matrix((len(order), *whole.shape[1:]), whole.kind, lambda which: whole.rows(order[numbers_of(which)]))
+
+
+def negative_exp(whole: Matrix) -> Matrix:
+    """−exp of every number of a vector."""
+    if len(whole.shape) != 1:
+        raise ModelError(f"a logarithm of each head must be a vector, it is {list(whole.shape)}")
+
+    def rows(which: Rows) -> U8:
+        powers: NDArray[np.float32] = -np.exp(unpack(whole.rows(which), whole.kind), dtype=np.float32)
+        return powers.view(np.uint8)
+
+    return Matrix(whole.shape, "f32", rows)
 
 
 def by_kind(whole: Matrix, heads: int) -> Matrix:

@@ -163,7 +163,7 @@ class ModelType:
     """One row. `keys`, `neutral`, `harmless`, `whole` and `layer` are added to those of most models.
 
     pairs: GGUF's converter puts the rows of q and k that rope turns together beside each other.
-    norm_offset: what is added to the weights of norms. rope: are positions rotated?
+    norm_offset: what is added to the weights of norms, but to those of `plain_norms`. rope: are positions rotated?
     theta: rope_theta of files that do not say; None where versions of transformers differ, so that they must.
     window: is there one where config.json has sliding_window, whatever use_sliding_window says? full_every: a layer
     without a window is every so many; 0 if all layers are alike. pattern: sliding_window_pattern says how many.
@@ -182,6 +182,7 @@ class ModelType:
     architecture: str
     pairs: bool = False
     norm_offset: float = 0.0
+    plain_norms: tuple[str, ...] = ()
     rope: bool = True
     theta: float | None = 10000.0
     window: bool = False
@@ -403,6 +404,73 @@ _LFM2 = ModelType(
         "feed_forward.w2": "ffn_down",
     },
 )
+
+_QWEN_NEXT = ModelType(
+    "qwen35",
+    norm_offset=1.0,
+    plain_norms=("ssm_norm",),
+    recurrent="linear_attention",
+    keys={
+        "linear_conv_kernel_dim": ("ssm.conv_kernel",),
+        "linear_key_head_dim": ("ssm.state_size",),
+        "linear_num_key_heads": ("ssm.group_count",),
+        "linear_num_value_heads": ("ssm.time_step_rank",),
+    },
+    defaults={
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+    neutral={"attn_output_gate": (True,)},
+    harmless={
+        "mamba_ssm_dtype": _PRECISION,
+        **dict.fromkeys(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"), _PREDICTS),
+    },
+    layer={
+        "post_attention_layernorm": "post_attention_norm",
+        "linear_attn.in_proj_qkv": "attn_qkv",
+        "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.in_proj_b": "ssm_beta",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.A_log": (TensorSplit("ssm_a", "negative exp"),),
+        "linear_attn.dt": "ssm_dt",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+    },
+    renames=(
+        (r"^(model\.)(?:language_model\.)?(.*\.)A_log$", r"\1\2A_log.weight"),
+        (r"^(model\.)(?:language_model\.)?(.*\.)dt_bias$", r"\1\2dt.bias"),
+        (r"^(model\.)(?:language_model\.)?(.*\.experts\.(gate_up|down)_proj)$", r"\1\2.weight"),
+        (r"^model\.language_model\.", "model."),
+    ),
+    ignored=r"(model\.)?(visual|mtp)\.",
+)
+_QWEN35_MOE = replace(
+    _QWEN_NEXT,
+    architecture="qwen35moe",
+    keys={**_QWEN_NEXT.keys, **_QWEN_EXPERT_KEYS},
+    layer={
+        **_QWEN_NEXT.layer,
+        **_QWEN_EXPERTS,
+        "mlp.experts.gate_up_proj": (
+            TensorSplit("ffn_gate_exps", "first half"),
+            TensorSplit("ffn_up_exps", "second half"),
+        ),
+        "mlp.experts.down_proj": "ffn_down_exps",
+    },
+)
+_QWEN35_IMAGES: Mapping[str, Any] = {
+    "nested": "text_config",
+    "harmless": {
+        **_QWEN_NEXT.harmless,
+        **dict.fromkeys((*_IMAGE_KEYS, *(f"{name}_token_id" for name in _QWEN_TOKENS)), _IMAGES),
+    },
+}
 
 # Defaults are those of the classes in transformers.
 MODEL_TYPES: Mapping[str, ModelType] = {
@@ -849,6 +917,25 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         layer={
             "shared_mlp.input_linear": (TensorSplit("ffn_gate", "first half"), TensorSplit("ffn_up", "second half")),
             "shared_mlp.output_linear": "ffn_down",
+        },
+    ),
+    "qwen3_5_text": _QWEN_NEXT,
+    "qwen3_5": replace(_QWEN_NEXT, **_QWEN35_IMAGES),
+    "qwen3_5_moe_text": _QWEN35_MOE,
+    "qwen3_5_moe": replace(_QWEN35_MOE, **_QWEN35_IMAGES),
+    "qwen3_next": replace(
+        _QWEN35_MOE,
+        architecture="qwen3next",
+        mixed=True,
+        defaults={**_QWEN_NEXT.defaults, "norm_topk_prob": True},
+        neutral={**_QWEN_NEXT.neutral, "norm_topk_prob": (True,)},
+        layer={
+            **_QWEN35_MOE.layer,
+            "linear_attn.in_proj_qkvz": (
+                TensorSplit("attn_qkv", "qkv of groups"),
+                TensorSplit("attn_gate", "z of groups"),
+            ),
+            "linear_attn.in_proj_ba": "ssm_ba",
         },
     ),
     "lfm2": _LFM2,

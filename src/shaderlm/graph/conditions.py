@@ -110,6 +110,13 @@ def kernel_has_state(d: Dims) -> str | None:
     return None if d["kernel"] >= 2 else f"kernel must be at least 2, got {d['kernel']}"
 
 
+def key_heads_are_shared(d: Dims) -> str | None:
+    """Every key head serves equally many value heads."""
+    if d["Hv"] % d["Hk"] == 0:
+        return None
+    return f"the value heads must be a multiple of the key heads, got Hv={d['Hv']}, Hk={d['Hk']}"
+
+
 def experts_are_there(d: Dims) -> str | None:
     """A row chooses different experts."""
     return f"used must be at most experts={d['experts']}, got {d['used']}" if d["used"] > d["experts"] else None

@@ -87,6 +87,16 @@ def short_conv(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.short_conv(rows, weight, x["batch"], x["page_table"], x["state"], silu=d["silu"])}
 
 
+def gated_delta_rule(d: Dims, x: Operands) -> dict[str, Array]:
+    """Row by row, with the state of each sequence."""
+    sizes = reference.DeltaSizes(*(d[name] for name in ("Hk", "Hv", "Dk", "Dv", "grouped")))
+    rows = x["x"].reshape(d["tokens"], -1)
+    alpha, beta = (x[name].reshape(d["tokens"], d["Hv"]) for name in ("alpha", "beta"))
+    decay = np.exp(reference.mul(x["rate"], reference.softplus(reference.add(alpha, x["shift"]))))
+    learned = reference.sigmoid_mul(beta, 1.0)
+    return {"out": reference.gated_delta_rule(rows, decay, learned, x["batch"], x["page_table"], x["state"], sizes)}
+
+
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
     """Some columns of every row."""
     end = d["first"] + d["step"] * d["count"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -155,9 +155,9 @@ class Builder:
         self.tensors[name] = Tensor(name, shape, role, format, parts)
         return name
 
-    def view(self, name: str, *shape: int, of: TensorSlice, format: str) -> str:  # noqa: A002
-        """Declare a weight that consists of some rows of a tensor of the checkpoint."""
-        self.tensors[name] = Tensor(name, shape, "weight", format, (of,))
+    def view(self, name: str, *shape: int, of: Sequence[TensorSlice], format: str) -> str:  # noqa: A002
+        """Declare a weight that consists of some rows of tensors of the checkpoint, one after the other."""
+        self.tensors[name] = Tensor(name, shape, "weight", format, tuple(of))
         return name
 
     def add(

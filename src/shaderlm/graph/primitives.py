@@ -211,6 +211,23 @@ _TABLE = (
         (conditions.kernel_has_state,),
         outputs=("out", "state"),
     ),
+    # x is queries and keys of Hk heads, values of Hv heads. A key head serves Hv / Hk of them, neighbours if grouped.
+    Op(
+        "gated_delta_rule",
+        "S ← g S + k (sigmoid(beta) (v − g Sᵀ k))ᵀ, out = Sᵀ q / √Dk, g = exp(rate · log(1 + exp(alpha + shift))), "
+        "q and k divided by their lengths, row by row of a sequence",
+        ("x", "alpha", "beta", "rate", "shift", "batch", "page_table", "state"),
+        {
+            **dict.fromkeys(("tokens", "Hk", "Hv", "Dk", "Dv"), REQUIRED),
+            "grouped": False,
+            "single": False,  # each row is of another sequence
+        },
+        formulas.gated_delta_rule,
+        cost.per_value(7, "tokens", "Hv", "Dk", "Dv"),
+        {"state": cost.states},
+        (conditions.key_heads_are_shared,),
+        outputs=("out", "state"),
+    ),
     Op(
         "rope",
         "(u·cos − v·sin, u·sin + v·cos) for each pair of a head, cos and sin of the position of its row",
@@ -235,6 +252,7 @@ _TABLE = (
             ("add", "a + b", reference.add, 1),
             ("mul", "a · b", reference.mul, 1),
             ("silu_mul", "a / (1 + exp(−a)) · b", reference.silu_mul, 5),
+            ("sigmoid_mul", "b / (1 + exp(−a))", reference.sigmoid_mul, 4),
             ("gelu_mul", "a / 2 · (1 + tanh(√(2 / π) · (a + 0.044715 a³))) · b", reference.gelu_mul, 10),
             (
                 "swiglu_clamped",

@@ -143,6 +143,56 @@ def short_conv(x: Any, weight: Any, batch: Any, page_table: Any, state: Any, *, 
     return silu_mul(out, 1.0) if silu else out
 
 
+NORM_EPS = 1e-6  # of the lengths of queries and keys
+
+
+class DeltaSizes(NamedTuple):
+    """Heads of gated_delta_rule and their widths. `grouped`: neighbouring value heads have the same key head."""
+
+    Hk: int
+    Hv: int
+    Dk: int
+    Dv: int
+    grouped: bool
+
+    def key_heads(self) -> NDArray[np.int64]:
+        """Of each value head."""
+        heads = np.arange(self.Hv)
+        return heads // (self.Hv // self.Hk) if self.grouped else heads % self.Hk
+
+
+def gated_delta_rule(x: Any, decay: Any, beta: Any, batch: Any, page_table: Any, state: Any, sizes: DeltaSizes) -> F64:
+    """[tokens, channels] (queries, keys, values), [tokens, Hv] ×2, states [rows, Hv, Dk, Dv] → [tokens, Hv, Dv].
+
+    Row by row: S ← decay · S; S ← S + k (beta · (v − Sᵀ k))ᵀ; out = Sᵀ q / √Dk, with q and k of length 1.
+    The states are changed; a sequence begins with zeros. Padding rows are 0.
+    """
+    keys, tokens = sizes.Hk * sizes.Dk, len(x)
+    q, k = (
+        part.reshape(tokens, sizes.Hk, sizes.Dk)[:, sizes.key_heads()]
+        for part in np.split(_floats(x)[:, : 2 * keys], 2, 1)
+    )
+    q, k = (part / np.sqrt((part * part).sum(-1, keepdims=True) + NORM_EPS) for part in (q, k))
+    q, v = q / float(np.sqrt(sizes.Dk)), _floats(x)[:, 2 * keys :].reshape(tokens, sizes.Hv, sizes.Dv)
+    decay, beta, out = _floats(decay), _floats(beta), np.zeros(v.shape, _dtype.get())
+    for first, count in stretches(batch):
+        record = batch[1 + first]
+        row = state_row(record, page_table)
+        S = _floats(state[row]).copy() if record[1] else np.zeros(state[row].shape, _dtype.get())
+        for t in range(first, first + count):
+            S *= decay[t][:, None, None]
+            change = beta[t][:, None] * (v[t] - (k[t][:, None] @ S)[:, 0])
+            S += k[t][:, :, None] * change[:, None]
+            out[t] = (q[t][:, None] @ S)[:, 0]
+        state[row] = S
+    return out
+
+
+def softplus(x: Any) -> F64:
+    """log(1 + exp(x))."""
+    return np.asarray(np.logaddexp(_floats(0), _floats(x)))
+
+
 class Scores(NamedTuple):
     """What attention does with scores beside softmax, all of it optional."""
 
@@ -273,6 +323,11 @@ def silu_mul(a: Any, b: Any) -> F64:
     a = _floats(a)
     with np.errstate(over="ignore"):
         return np.asarray(a / (1 + np.exp(-a)) * _floats(b))
+
+
+def sigmoid_mul(a: Any, b: Any) -> F64:
+    """sigmoid(a) · b."""
+    return np.asarray(_sigmoid(_floats(a)) * _floats(b))
 
 
 # Of gpt-oss: what gate and up are clamped to, and the factor inside the sigmoid.

@@ -28,10 +28,10 @@ from .config import (
     StepSpec,
     expect,
 )
-from .experts import add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
+from .experts import add_experts, dense_width, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
 from .predictors import without_predictors
-from .recurrent import LayerBuilder, attention_heads, conv_matrices, read_layers, read_short_conv, vectors
+from .recurrent import LayerBuilder, layers_that_attend, mixer_matrices, read_mixer, vectors
 from .rope import read_rope
 
 OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
@@ -66,6 +66,7 @@ class Architecture:
     positions: Literal["rope", "long_rope", "learned"] = "rope"
     packed_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sinks: bool = False  # every head has a score without a key: attn_sinks
+    gated: bool = False  # attn_q has a query and a gate for each head: what attention gives is times its sigmoid
     mixer: Mixer = "attention"  # of the layers that do not attend, where there are some
     output_norm: str = OUTPUT_NORM  # what files call the norm after the layers
     # Matrices and norms that always have one, by the names in a checkpoint; "output" is that of the logits.
@@ -113,11 +114,7 @@ class Architecture:
         layers, shapes, predictors = without_predictors(meta, shapes)
         hidden = meta.whole("embedding_length")
         heads = meta.whole("attention.head_count", maximum=4096)
-        attends: tuple[bool, ...] = ()
-        if self.mixer == "short_conv":
-            kv_heads, attends = attention_heads(meta, heads, layers)
-        else:
-            kv_heads = meta.whole("attention.head_count_kv", heads, maximum=4096)
+        kv_heads, attends = layers_that_attend(self.mixer, meta, heads, layers)
         if heads % kv_heads:
             key = meta.full("attention.head_count")
             raise ModelError(f"{key} must be a multiple of head_count_kv, got {heads} and {kv_heads}")
@@ -143,7 +140,7 @@ class Architecture:
             heads=heads,
             kv_heads=kv_heads,
             head_width=width,
-            ffn=meta.whole("feed_forward_length"),
+            ffn=dense_width(self.mixture, meta),
             vocabulary=shapes[EMBEDDING][0],
             context=meta.whole("context_length"),
             eps=eps,
@@ -155,7 +152,7 @@ class Architecture:
             predictors=predictors,
         )
         if self.mixer != "attention":
-            config = read_short_conv(meta, read_layers(self.mixer, meta, config, attends))
+            config = read_mixer(self.mixer, meta, config, attends)
         config = self.finalize_config(meta, config)
         return with_dense_layers(meta, config) if config.experts else config
 
@@ -215,11 +212,11 @@ class Architecture:
 
     def _mixer(self, config: Config, mixer: Mixer) -> dict[str, tuple[int, int]]:
         """The matrices of what mixes the tokens of a layer."""
-        if mixer == "short_conv":
-            return conv_matrices(config)
+        if mixer != "attention":
+            return mixer_matrices(config, mixer)
         q, kv = config.heads * config.head_width, config.kv_heads * config.head_width
         return {
-            "attn_q": (q, config.hidden),
+            "attn_q": (2 * q if self.gated else q, config.hidden),
             "attn_k": (kv, config.hidden),
             "attn_v": (kv, config.hidden),
             "attn_output": (config.hidden, q),
@@ -387,7 +384,7 @@ class _Build:
         there, first = self.architecture.place(self.config, name)
         named, stored = f"{layer}.{name}.{part}", f"{layer}.{there}.{part}"
         rows = TensorSlice(stored, shape[0], first, self.config.head_width if rotary else 0, rotary)
-        return self.b.view(named, *shape, of=rows, format=self.config.formats[stored])
+        return self.b.view(named, *shape, of=[rows], format=self.config.formats[stored])
 
     def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, rotary: int = 0) -> str:
         """[tokens, n], or the same values in another shape; `rotary` values of each head in pairs, if given."""
@@ -423,13 +420,33 @@ class _Build:
         tokens, width, by_heads = self.tokens, self.config.head_width, self.head_norms
         queries, keys = (tokens, self.config.heads, width), (tokens, self.config.kv_heads, width)
         rotary = self.config.ropes[table].rotary if table and self._makes_pairs(table) else 0
-        q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
+        if self.architecture.gated:
+            q = self._half_of_queries(layer, "attn_q", x, 0)
+        else:
+            q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
         k = self._linear(layer, "attn_k", x, keys if by_heads else None, rotary)
         v = self._linear(layer, "attn_v", x)
         if self.architecture.row_norms:
             q = self._norm(layer, f"{layer}.attn_q_norm", q, (tokens, self.config.heads * width))
             k = self._norm(layer, f"{layer}.attn_k_norm", k, (tokens, self.config.kv_heads * width))
         return q, k, v
+
+    def _half_of_queries(self, layer: str, name: str, x: str, half: int) -> str:
+        """The query of each head, or the gate that follows it in the checkpoint: [tokens, heads, width]."""
+        config, width = self.config, self.config.head_width
+        stored, rows = f"{layer}.attn_q.weight", config.heads * width
+        kind, has_bias = config.formats[stored], f"{layer}.attn_q.bias" in config.shapes
+        parts = {
+            suffix: [
+                TensorSlice(f"{layer}.attn_q.{suffix}", width, (2 * i + half) * width) for i in range(config.heads)
+            ]
+            for suffix in ("weight", "bias")
+        }
+        weight = self.b.view(f"{layer}.{name}.heads.weight", rows, config.hidden, of=parts["weight"], format=kind)
+        bias = self.b.view(f"{layer}.{name}.heads.bias", rows, of=parts["bias"], format="f32") if has_bias else None
+        out = self.b.tensor(f"{layer}.{name}", self.tokens, config.heads, width)
+        dims = {"K": config.hidden, "N": rows, "format": kind, "bias": has_bias}
+        return self._add("linear", layer, out, dims, {"x": x, "weight": weight, "bias": bias})
 
     def _normed_and_rotated(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
         """q and k after norms of heads and rope, where there are such."""
@@ -449,7 +466,7 @@ class _Build:
     def _mixed(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         if variant.mixer == "attention":
             return self._attention(layer, variant, step, x)
-        return LayerBuilder(self.b, self.config, layer, step, self.batch).short_conv(x)
+        return LayerBuilder(self.b, self.config, layer, step, self.batch).mixed(variant.mixer, x)
 
     def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         config = self.config
@@ -470,6 +487,9 @@ class _Build:
             name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
             inputs["sinks"] = self._stored(name, config.heads)
         self.b.add("attention", dims, inputs, layer, out=out)
+        if self.architecture.gated:
+            pair = {"a": self._half_of_queries(layer, "attn_gate", x, 1), "b": out}
+            out = self._pointwise("sigmoid_mul", layer, f"{layer}.attn_gated", pair, config.heads * config.head_width)
         return self._linear(layer, "attn_output", out)
 
     def _ffn(self, layer: str, x: str, experts: Experts | None) -> str:

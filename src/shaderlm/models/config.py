@@ -74,7 +74,12 @@ class DeltaRule:
     @property
     def channels(self) -> int:
         """Values of all queries, keys and values of a row."""
-        return 2 * self.key_heads * self.key_width + self.value_heads * self.value_width
+        return 2 * self.key_heads * self.key_width + self.values
+
+    @property
+    def values(self) -> int:
+        """Of all value heads of a row."""
+        return self.value_heads * self.value_width
 
 
 @dataclass(frozen=True)

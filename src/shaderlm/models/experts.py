@@ -21,10 +21,16 @@ def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
     used = meta.whole("expert_used_count", maximum=4096)
     if used > count:
         raise ModelError(f"{meta.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
-    whole = meta.whole("feed_forward_length")
+    whole = dense_width(mixture, meta)
     ffn = meta.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
     scale = meta.number("expert_weights_scale") if meta.get("expert_weights_scale") else 1.0
     return Experts(count, used, ffn, _shared_width(mixture, meta, whole, ffn), scale, mixture)
+
+
+def dense_width(mixture: Mixture | None, meta: Metadata) -> int:
+    """Of a network without experts. Files whose layers all have experts need not say it."""
+    own = mixture is not None and mixture.always and mixture.own_width
+    return meta.whole("feed_forward_length", meta.get("expert_feed_forward_length") if own else None)
 
 
 def _shared_width(mixture: Mixture, meta: Metadata, whole: int, ffn: int) -> int:

@@ -113,6 +113,12 @@ def _only_text(meta: Metadata, config: Config) -> Config:
     return config
 
 
+def _qwen35(meta: Metadata, config: Config) -> Config:
+    """Of text, all dimensions of a position are alike."""
+    meta.get("rope.dimension_sections")
+    return config
+
+
 def _scaled_logits(meta: Metadata, config: Config) -> Config:
     return replace(config, factors=Factors(logits=meta.number("logit_scale")))
 
@@ -136,6 +142,14 @@ def _stablelm(meta: Metadata, config: Config) -> Config:
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v")
 _GPT2_BIASES = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
+
+_QWEN_NEXT: Mapping[str, Any] = {
+    "head_norms": True,
+    "gated": True,
+    "mixer": "delta_rule",
+    "ffn_norm": "post_attention_norm",
+}
+_QWEN_NEXT_MIXTURE = Mixture(shared="gated")
 
 _ROWS = (
     # Arcee's AFM: as llama, but squares of positive values in place of a gate.
@@ -284,6 +298,12 @@ _ROWS = (
     Architecture("qwen2vl", biases=_ATTENTION, finalize_config=_only_text),
     # Qwen3: heads of queries and keys have norms. They are as wide as the metadata says (128), whatever hidden / heads.
     Architecture("qwen3", head_norms=True),
+    # The text of Qwen3.5, dense and with experts: the gated delta rule, and in every fourth layer gated attention.
+    # Files call the norm before the feed-forward network post_attention_norm.
+    Architecture("qwen35", finalize_config=_qwen35, **_QWEN_NEXT),
+    Architecture("qwen35moe", mixture=_QWEN_NEXT_MIXTURE, finalize_config=_qwen35, **_QWEN_NEXT),
+    # Qwen3-Next: as Qwen3.5 with experts.
+    Architecture("qwen3next", mixture=_QWEN_NEXT_MIXTURE, **_QWEN_NEXT),
     # Qwen3 with experts: every feed-forward network is a mixture whose factors add up to 1.
     Architecture("qwen3moe", head_norms=True, mixture=Mixture()),
     # The text of Qwen3-VL, as qwen3 and qwen3moe.

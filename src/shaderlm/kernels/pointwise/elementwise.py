@@ -20,6 +20,7 @@ _BINARY: dict[str, tuple[str, ...]] = {
     "add": (),
     "mul": (),
     "silu_mul": (),
+    "sigmoid_mul": (),
     "gelu_mul": ("shared/gelu",),
     "swiglu_clamped": (),
 }

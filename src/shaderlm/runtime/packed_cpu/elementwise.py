@@ -69,6 +69,7 @@ _PAIRS: Mapping[str, Callable[[Function, Value, Value], Value]] = {
     "add": lambda f, a, b: a + b,
     "mul": lambda f, a, b: a * b,
     "silu_mul": lambda f, a, b: a * sigmoid(f, a) * b,
+    "sigmoid_mul": lambda f, a, b: sigmoid(f, a) * b,
     "gelu_mul": lambda f, a, b: _gelu(f, a) * b,
     "swiglu_clamped": _swiglu,
 }
