@@ -353,6 +353,23 @@ def test_loading_and_closing_by_hand(tmp_path: Path) -> None:
     run(work)
 
 
+def test_a_request_that_comes_when_a_model_is_about_to_be_closed(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant", "bee", most=1, room_seconds=0.05)
+
+    async def work() -> None:
+        (await house.use("ant", 0)).release()
+        for _ in range(2):  # its time is over, and it is not closed yet
+            await asyncio.sleep(0)
+        lease = house.models.acquire_now(house["ant"])
+        assert lease is not None
+        await asyncio.sleep(0.05)
+        assert house.states()["ant"] == "loaded"
+        lease.release()
+        assert house.events == ["load ant"]
+
+    run(work)
+
+
 def test_a_file_that_is_replaced_is_loaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     house = House(tmp_path, "ant")
 

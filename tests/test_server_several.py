@@ -206,6 +206,8 @@ def test_one_model_that_sleeps(folder: Path) -> None:
     with running(one) as server, server.client() as http:
         until(lambda: states_of(server) == {"ant": "sleeping"})
         assert http.get("/health").status_code == 200
+        assert states(http) == {"ant": "sleeping"}
+        assert [each["name"] for each in http.get("/api/tags").json()["models"]] == ["ant"]
         assert ask(http, "gpt-4o").json()["model"] == "ant"
         streamed = events(ask(http, "ant", stream=True))
         assert chat_text(streamed[:-1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,7 +16,6 @@ from .served import ServedModel
 from .service import Service
 
 LEASES = "shaderlm.leases"  # in the scope of a request: what is released when it is over
-Value = TypeVar("Value")
 
 
 async def use_model(
@@ -28,17 +27,16 @@ async def use_model(
     if service.models.is_pinned:
         return service.served
     model = await service.models.find(name)
-    lease = await _unless_gone(request, service.models.acquire(model, keep_seconds))
+    lease = service.models.acquire_now(model, keep_seconds)
+    if lease is None:
+        lease = await _unless_gone(request, service.models.acquire(model, keep_seconds))
     request.scope.setdefault(LEASES, []).append(lease)
     return lease.served
 
 
-async def _unless_gone(request: Request, work: Any) -> Lease:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Lease]) -> Lease:
     """What comes of a wait, unless the client leaves meanwhile. The request's body has been read."""
-    waiting: asyncio.Task[Lease] = asyncio.create_task(work)
-    await asyncio.sleep(0)
-    if waiting.done():
-        return waiting.result()
+    waiting = asyncio.create_task(work)
     listening = asyncio.create_task(_disconnected(request.receive))
     try:
         await asyncio.wait((waiting, listening), return_when=asyncio.FIRST_COMPLETED)

@@ -13,6 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from ..engine import EngineStats, Handle, Histogram
+from ..runtime.disk_cache import DiskStats
 from .generation import ratio
 from .output import FINISHES
 
@@ -94,13 +95,24 @@ def _sum(a: EngineStats, b: EngineStats) -> EngineStats:
     sums = dict[str, Any]()
     for each in fields(EngineStats):
         one, other = getattr(a, each.name), getattr(b, each.name)
-        if isinstance(one, Histogram):
+        if isinstance(one, DiskStats) or isinstance(other, DiskStats):
+            sums[each.name] = _sum_of_disks(one, other)
+        elif isinstance(one, Histogram):
             sums[each.name] = one.plus(other)
         elif isinstance(one, Mapping):
             sums[each.name] = Counter(one) + Counter(other)
         elif isinstance(one, (int, float)):
             sums[each.name] = one + other
     return replace(a, **sums)
+
+
+def _sum_of_disks(a: DiskStats | None, b: DiskStats | None) -> DiskStats | None:
+    """Models share the folder, and what is in it."""
+    if a is None or b is None:
+        return a or b
+    names = [each.name for each in fields(DiskStats) if each.name not in ("limit", "used_bytes")]
+    sums: dict[str, Any] = {name: getattr(a, name) + getattr(b, name) for name in names}
+    return replace(a, used_bytes=max(a.used_bytes, b.used_bytes), **sums)
 
 
 def metrics_text(models: Sequence[ModelNumbers]) -> bytes:

@@ -63,15 +63,15 @@ class FactReader:
 
     def facts(self, model: HostedModel) -> ModelFacts:
         """Of a model, loaded or not."""
-        served, source = model.served, model.source
+        served, path = model.served, model.path
         if served is not None:
             return facts_of(served)
-        if source.path is None:
-            return ModelFacts(source.name)
-        stamp = stamp_of(source.path)
-        known = self._read.get(source.path)
-        if known is None or known[0] != stamp or known[1].name != source.name:
-            known = self._read[source.path] = stamp, _of_header(model, source.path)
+        if path is None:
+            return ModelFacts(model.name)
+        stamp = stamp_of(path)
+        known = self._read.get(path)
+        if known is None or known[0] != stamp or known[1].name != model.name:
+            known = self._read[path] = stamp, _of_header(model, path)
         return known[1]
 
 
@@ -83,7 +83,7 @@ def _of_header(model: HostedModel, path: Path) -> ModelFacts:
         template = metadata.get("tokenizer.chat_template")
         infos = file.tensors.values()
         return ModelFacts(
-            name=source.name,
+            name=model.name,
             path=path,
             own_name=str(metadata.get("general.name") or ""),
             file_bytes=file.size,
@@ -95,4 +95,4 @@ def _of_header(model: HostedModel, path: Path) -> ModelFacts:
             sampling=sampling_of_file(metadata),
             embedding=source.embedding,
         )
-    return ModelFacts(source.name, path)
+    return ModelFacts(model.name, path)

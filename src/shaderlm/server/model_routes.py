@@ -34,8 +34,8 @@ def described(model: HostedModel) -> Model:
     status = ModelStatus(model.state, problem is not None, error, model.leases + model.waiting, until)
     path = UNSET if model.path is None else str(model.path)
     if model.served is None:
-        names = [source.name, *source.aliases]
-        return Model(source.name, "model", 0, "shaderlm", names, [*source.tags], status=status, path=path)
+        names = [model.name, *source.aliases]
+        return Model(model.name, "model", 0, "shaderlm", names, [*source.tags], status=status, path=path)
     return _loaded(model.served, status, path)
 
 

@@ -65,7 +65,7 @@ class HostedModel:
     """One of the models. `Models` changes it."""
 
     def __init__(self, source: ModelSource) -> None:
-        self.source = source
+        self.source, self._name, self._path = source, source.name, source.path
         self.state: State = "unloaded"
         self.served: ServedModel | None = None
         self.problem: Exception | None = None  # why it was not loaded
@@ -90,12 +90,12 @@ class HostedModel:
     @property
     def name(self) -> str:
         """What answers say."""
-        return self.source.name if self.served is None else self.served.name
+        return self._name
 
     @property
     def path(self) -> Path | None:
         """Of its file or folder, where it is known."""
-        return self.source.path if self.served is None else self.served.model.report.path
+        return self._path
 
     @property
     def waiting(self) -> int:
@@ -202,17 +202,24 @@ class Models:
 
     # Leases ------------------------------------------------------------------------------------------------------
 
+    def acquire_now(self, model: HostedModel, keep_seconds: float | None = None) -> Lease | None:
+        """A lease of a model that is loaded; None: it must be waited for."""
+        self._check_ending()
+        served = self._ready(model)
+        if served is None:
+            return None
+        model.leases += 1
+        return self._leased(model, served, keep_seconds)
+
     async def acquire(self, model: HostedModel, keep_seconds: float | None = None) -> Lease:
         """A lease of a model, once it is loaded. Whoever is cancelled meanwhile gives up a place, and nothing else.
 
         `keep_seconds`: how long the model stays after this request, if nobody else asks; None: as the server says.
         """
-        self._check_ending()
-        served = self._ready(model)
-        if served is None:
-            served = await self._wait(model)
-        else:
-            model.leases += 1
+        lease = self.acquire_now(model, keep_seconds)
+        return self._leased(model, await self._wait(model), keep_seconds) if lease is None else lease
+
+    def _leased(self, model: HostedModel, served: ServedModel, keep_seconds: float | None) -> Lease:
         self._cancel_timer(model)
         model.keep_seconds = self.options.sleep_seconds if keep_seconds is None else keep_seconds
         return Lease(self, model, served)
@@ -273,11 +280,11 @@ class Models:
     def _idle(self, model: HostedModel) -> None:
         """No request has it any more."""
         if model._is_draining:
-            self._start(self._unload(model, "unloaded"))
+            self._start(self._unload_idle(model, "unloaded"))
         elif self.options.memory is not None and not self._has_room():  # caches have grown
             victim = self._least_recently_used()
             if victim is not None:
-                self._start(self._unload(victim, "unloaded"))
+                self._start(self._unload_idle(victim, "unloaded"))
         if math.isfinite(model.keep_seconds) and model.served is not None and not model._is_draining:
             loop = asyncio.get_running_loop()
             model.expires_at = time.time() + model.keep_seconds
@@ -285,7 +292,7 @@ class Models:
 
     def _sleep(self, model: HostedModel) -> None:
         if not model.leases and model.served is not None:
-            self._start(self._unload(model, "sleeping"))
+            self._start(self._unload_idle(model, "sleeping"))
 
     def _cancel_timer(self, model: HostedModel) -> None:
         model.expires_at = None
@@ -350,6 +357,7 @@ class Models:
         is_new = model.served is not served
         model.served, model.state, model.problem = served, "loaded", None
         if is_new:
+            model._name, model._path = served.name, model._path or served.model.report.path
             model._loaded_at = model.last_used = asyncio.get_running_loop().time()
             model.keep_seconds = self.options.sleep_seconds
         waiters, model._waiters = model._waiters, []
@@ -496,7 +504,7 @@ class Models:
         """No new requests. It is closed when there are none."""
         model._is_draining = True
         if not model.leases:
-            self._start(self._unload(model, "unloaded"))
+            self._start(self._unload_idle(model, "unloaded"))
 
     def unload(self, model: HostedModel) -> None:
         """Close it as soon as its requests are over."""
@@ -508,6 +516,11 @@ class Models:
             model._is_unwanted = True
         else:
             model._loading.cancel()
+
+    async def _unload_idle(self, model: HostedModel, state: State) -> None:
+        """Unless a request has come meanwhile."""
+        if not model.leases:
+            await self._unload(model, state)
 
     async def _unload(self, model: HostedModel, state: State) -> None:
         served = model.served
@@ -612,7 +625,7 @@ def _takes_room(model: HostedModel) -> bool:
 
 
 def _has_alias(model: HostedModel, name: str) -> bool:
-    return name in model.source.aliases or (model.served is not None and model.served.knows(name))
+    return name in model.source.aliases
 
 
 def _has_tag(model: HostedModel, name: str) -> bool:
