@@ -30,6 +30,7 @@ from shaderlm.kernels.wgsl import workgroup_memory
 from shaderlm.runtime.sampler_settings import SamplerSettings
 from shaderlm.runtime.weights import pieces
 from shaderlm.text import Tokenizer, Vocabulary
+from shaderlm.text.chat_output import THINKING_TAGS
 from shaderlm.web import export as exporting
 from shaderlm.web import weights as web_weights
 from shaderlm.web.document import distinct, without_comments
@@ -566,14 +567,15 @@ def test_synthetic_models(tmp_path: Path, model: str) -> None:
     assert all(nbytes <= 128 << 20 for _, nbytes in plan["weights"].values())
 
 
-def test_a_chat_shows_the_tags_of_thoughts_where_the_template_has_them(tiny: Exported) -> None:
+@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags[0])
+def test_a_chat_shows_the_tags_of_thoughts_where_the_template_has_them(tiny: Exported, tags: tuple[str, str]) -> None:
     with open_checkpoint(tiny.model) as file:
         words = Tokenizer(Vocabulary.from_metadata(file.metadata))
     first, second = list(words.special_tokens)[:2]
-    tagged = replace(words.vocabulary, tokens=_renamed(words, {first: "<think>", second: "</think>"}))
+    tagged = replace(words.vocabulary, tokens=_renamed(words, dict(zip((first, second), tags, strict=True))))
     thinking = Tokenizer(tagged)
-    ids = [thinking.special_tokens["<think>"], thinking.special_tokens["</think>"]]
-    assert text_entry(thinking, None, "{{ '</think>' }}")["shown_ids"] == ids
+    ids = [thinking.special_tokens[tag] for tag in tags]
+    assert text_entry(thinking, None, f"{{{{ '{tags[1]}' }}}}")["shown_ids"] == ids
     assert text_entry(thinking, None, "{{ messages }}")["shown_ids"] == []
 
 

@@ -16,7 +16,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from ..errors import ModelError
 from ..text import Tokenizer
-from ..text.chat_output import END_OF_THINK, THINK
+from ..text.chat_output import thinking_tags
 from ..text.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from .charsmap import pairs
 from .expressions import (
@@ -246,7 +246,7 @@ _PRE_TOKENIZERS: Mapping[str, _Translate] = {
 def text_entry(tokenizer: Tokenizer, template: str | None, source: str = "") -> dict[str, Any]:
     """The entry "text" of plan.json. `template`: the name of its file, `source`: what is in it."""
     vocabulary = tokenizer.vocabulary
-    tags = (THINK, END_OF_THINK) if END_OF_THINK in source else ()
+    tags = thinking_tags(source) or ()
     return {
         "bos_token": "" if vocabulary.bos is None else vocabulary.tokens[vocabulary.bos],
         "eos_token": "" if vocabulary.eos is None else vocabulary.tokens[vocabulary.eos],
