@@ -197,7 +197,7 @@ def test_search_is_fast_with_many_conversations(show: Show) -> None:
         });
     })()""")
     assert [found for found, _ in took] == [500, 1, 0]
-    assert max(ms for _, ms in took) < 1000, f"milliseconds: {took}"  # 60 on a slow machine that does nothing else
+    assert max(ms for _, ms in took) < 1000, f"milliseconds: {took}"  # 30 to 60 on two busy cores
 
 
 def test_what_is_deleted_comes_back(show: Show) -> None:
