@@ -12,7 +12,8 @@ import pytest
 
 import shaderlm
 from shaderlm.engine import EngineOptions, LanguageModel, Request
-from shaderlm.engine.drafts import Drafts, NgramDrafter, check_can_draft
+from shaderlm.engine.draft_settings import check_can_draft
+from shaderlm.engine.drafts import Drafts, NgramDrafter
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import InputError
 from shaderlm.graph.batch import PAGE
@@ -127,6 +128,9 @@ def test_a_model_drafts_if_it_is_asked_to(tiny: Path) -> None:
         wanted = model.generate(ids, max_tokens=60, ignore_eos=True)
     with shaderlm.load(tiny, device="numpy", draft="ngram", draft_tokens=7) as model:
         assert model.generate(ids, max_tokens=60, ignore_eos=True).ids == wanted.ids
+        model.engine.use_drafts(drafts_of(NgramDrafter()))
+        assert model.generate(ids, max_tokens=60, ignore_eos=True).ids == wanted.ids
+        assert model.engine.stats().accepted_tokens > 10, "greedy texts of tiny models repeat"
     for options, words in (({"draft": "model"}, "'ngram'"), ({"draft": "ngram", "draft_tokens": 0}, "1 … 64")):
         with pytest.raises(InputError, match=words):
             shaderlm.load(tiny, **options)

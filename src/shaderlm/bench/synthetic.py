@@ -20,7 +20,8 @@ import numpy as np
 
 from ..engine import LanguageModel
 from ..engine.cpu import cpu_runner, packs_weights
-from ..engine.loading import Progress, backend_of, check_context, check_precision, choose_device
+from ..engine.draft_settings import DRAFT_TOKENS, check_draft
+from ..engine.loading import Progress, backend_of, check_context, check_precision, choose_device, use_drafts
 from ..engine.report import LoadReport
 from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
@@ -106,10 +107,13 @@ def load_synthetic(
     backend: Backend = "auto",
     context: int | None = None,
     deterministic: bool = False,
+    draft: str | None = None,
+    draft_tokens: int = DRAFT_TOKENS,
 ) -> LanguageModel:
     """A synthetic model with a tokenizer, as servers need it; options as for `load_with`."""
     shape, mix = parse(spec)
     check_precision(precision)
+    check_draft(draft, draft_tokens)
     started = time.perf_counter()
     kind, config = config_of(shape, mix)
     if context is not None:
@@ -140,7 +144,9 @@ def load_synthetic(
         seconds=time.perf_counter() - started,
         **runner.report(),
     )
-    return LanguageModel(runner, Tokenizer(made_up_vocabulary(runner.config.vocabulary)), report)
+    model = LanguageModel(runner, Tokenizer(made_up_vocabulary(runner.config.vocabulary)), report)
+    use_drafts(model, draft, draft_tokens)
+    return model
 
 
 def made_up_vocabulary(size: int) -> Vocabulary:

@@ -19,6 +19,7 @@ from .batch_parquet import PARQUET, ParquetResults, parquet_requests
 from .batch_ray import ray_engines
 from .cache_options import cache_options
 from .completion import complete_files
+from .draft_options import draft_options
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
 from .streaming import tell
@@ -37,6 +38,7 @@ SYNC_SECONDS = 1.0
 )
 @model_options
 @cache_options
+@draft_options
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at once.")
 @click.option("--alias", "names", multiple=True, metavar="NAME", help="A name of the model in requests. Repeatable.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Limit for requests that have none.")

@@ -74,6 +74,8 @@ def ray_engines(
     check_ray()
     if model_options.cache_dir is not None:
         raise InputError("--cache-dir is not for --ray: each engine may be on a machine of its own.")
+    if model_options.draft is not None:
+        raise InputError("--draft is not for --ray yet; leave it out.")
     model = model_options.model
     if is_synthetic(model):
         raise InputError(f"{model} has random weights, and engines load files; give a model's file or name")

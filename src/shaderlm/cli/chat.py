@@ -20,6 +20,7 @@ from ..errors import InputError, ModelError
 from ..files import atomic_write_text
 from .cache_options import cache_options
 from .conversation import ChatSession
+from .draft_options import draft_options
 from .history import History, redraw_after_stop, set_up_readline
 from .loading import load_model
 from .options import CHAT_SAMPLING, ModelOptions, generation_options, model_options, sampling_options, with_model_values
@@ -33,6 +34,7 @@ _ELSEWHERE = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/regen": "
 @click.command()
 @model_options
 @cache_options
+@draft_options
 @sampling_options(max_tokens=1024, **CHAT_SAMPLING, parse_special=False)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")

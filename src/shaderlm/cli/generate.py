@@ -12,6 +12,7 @@ import click
 from ..errors import InputError
 from .cache_options import cache_options
 from .completion import complete_files
+from .draft_options import draft_options
 from .info import printable
 from .loading import load_model, status
 from .options import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 )
 @model_options
 @cache_options
+@draft_options
 @sampling_options(max_tokens=256)
 @structure_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")

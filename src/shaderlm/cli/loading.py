@@ -167,8 +167,9 @@ def load_model(model_options: ModelOptions, generation: GenerationOptions | None
     check = None if generation is None else generation_params(generation).sampling.check_vocabulary
     options = asdict(model_options)
     options["tune"] = not options.pop("no_tune")
-    if options["cache_disk"] is None:
-        del options["cache_disk"]
+    for name in ("cache_disk", "draft_tokens"):
+        if options[name] is None:
+            del options[name]
     with progress_bar() as progress:
         return load_with(**options, progress=progress, on_vocabulary=check)
 

@@ -41,6 +41,8 @@ class ModelOptions:
     quantize: str | None
     cache_dir: str | None = None
     cache_disk: int | None = None
+    draft: str | None = None
+    draft_tokens: int | None = None
 
 
 def _biases(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[int, float]:

@@ -9,6 +9,7 @@ import click
 from .cache_options import cache_options
 from .chat import chat
 from .completion import complete_models
+from .draft_options import draft_options
 from .generate import generate
 from .options import CHAT_SAMPLING, load_options, sampling_options
 from .prompts import TextCommand
@@ -19,6 +20,7 @@ from .prompts import TextCommand
 @click.argument("prompt", required=False)
 @load_options
 @cache_options
+@draft_options
 @sampling_options(max_tokens=1024, **CHAT_SAMPLING)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("-v", "--verbose", is_flag=True, help="Print how fast it ran, on stderr.")

@@ -19,6 +19,7 @@ from ..errors import InputError, ModelError
 from ..install import install_command
 from .cache_options import cache_options, size_in_bytes
 from .completion import complete_models
+from .draft_options import draft_options
 from .loading import leave_line, status
 from .models import check_device, described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
@@ -97,6 +98,7 @@ class _ModelName(click.ParamType[str]):
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
 @click.option("--kv-memory", callback=size_in_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
 @cache_options
+@draft_options
 @click.option(
     "--share-prefixes",
     is_flag=True,
@@ -451,7 +453,8 @@ def _loader(
     if model is not None and is_synthetic(model):
         options = {**options, "aliases": options["aliases"] or (model,)}  # there is no file whose name it could have
     serve_options = _serve_options(template, limits, keys, options)
-    same = ("backend", "precision", "ignore_keys", "quantize", "deterministic")
+    same = ["backend", "precision", "ignore_keys", "quantize", "deterministic", "draft"]
+    same += ["draft_tokens"] if options["draft_tokens"] is not None else []
     how = {name: options[name] for name in same} | {"context": options["ctx_size"], "tune": not options["no_tune"]}
 
     def load() -> ServedModel:

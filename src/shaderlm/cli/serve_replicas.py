@@ -35,6 +35,8 @@ def serve_replicas(
         raise click.UsageError("--pull is not for replicas: each may be on a machine of its own.")
     if options["cache_dir"] is not None:
         raise click.UsageError("--cache-dir is not for replicas: each may be on a machine of its own.")
+    if options["draft"] is not None:
+        raise click.UsageError("--draft is not for replicas yet; leave it out.")
     logging.disable(logging.INFO)  # Ray tells what it does, and sets its levels again and again
     host, replicas, address = options["host"], options["replicas"] or 1, options["ray_address"]
     if address is not None and not options["port"]:

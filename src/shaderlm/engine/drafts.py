@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import InputError
-from ..models.config import Config
 from .draft_rates import Acceptance, StepCosts, draft_counts, level_of
+from .draft_settings import DRAFT_TOKENS
 from .ngram import NgramIndex
 from .scheduler import Scheduler, SequenceState
 from .step_core import InFlightStep
@@ -22,9 +21,6 @@ from .step_core import InFlightStep
 if TYPE_CHECKING:
     from .handle import Handle
 
-DRAFTS = ("ngram",)  # that need no model
-MOST_TOKENS = 64  # that may be drafted for a sequence at once
-DRAFT_TOKENS = 15  # unless another number is given: with the row of the token before, a bucket of 16
 _POLLED = 4  # sequences that are looked at in a step, beside those that draft: looking takes a few µs
 
 
@@ -137,23 +133,6 @@ def _found(index: NgramIndex, tokens: Sequence[int], end: int) -> tuple[int, int
     """How far back the last tokens came before, and how many of them; (0, 0): nowhere."""
     at, length = index.find(tokens, end)
     return (end - at, length) if at else (0, 0)
-
-
-def check_can_draft(config: Config) -> None:
-    """Refuse models whose caches cannot be truncated to the tokens that were accepted."""
-    if config.recurrent:
-        raise InputError(
-            "drafts need a cache that can be truncated to any token; the states of the recurrent layers of "
-            f"{config.architecture} cannot. Load it without drafts"
-        )
-
-
-def check_draft(draft: str | None, tokens: int) -> None:
-    """How to draft, and how many tokens at once."""
-    if draft not in (None, *DRAFTS):
-        raise InputError(f"draft must be None or one of {', '.join(map(repr, DRAFTS))}, got {draft!r}")
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_TOKENS:
-        raise InputError(f"draft_tokens must be a whole number in 1 … {MOST_TOKENS}, got {tokens!r}")
 
 
 class Drafts:

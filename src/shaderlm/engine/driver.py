@@ -41,7 +41,8 @@ from ..text import Tokenizer
 from .completion import TokenLogprob
 from .counters import Counters
 from .disk_pages import DiskPages
-from .drafts import Drafts, check_can_draft
+from .draft_settings import check_can_draft
+from .drafts import Drafts
 from .handle import Handle, wake
 from .inbox import Inbox
 from .mask_queue import MaskQueue

@@ -29,7 +29,8 @@ from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary
 from .cpu import cpu_runner, is_cpu, packs_weights
-from .drafts import DRAFT_TOKENS, Drafts, NgramDrafter, check_can_draft, check_draft
+from .draft_settings import DRAFT_TOKENS, check_can_draft, check_draft
+from .drafts import Drafts, NgramDrafter
 from .language_model import DEFAULT_CACHE_DISK, LanguageModel
 from .report import LoadReport
 from .sampling import sampling_of_file
@@ -180,8 +181,7 @@ def load_with(
         report = _report(name, file, runner.config, runner.report(), backend_of(target), limit, seconds)
         sampling = sampling_of_file(file.metadata)
     loaded = LanguageModel(runner, tokenizer, report, sampling)
-    if draft is not None:
-        loaded.engine.use_drafts(Drafts(NgramDrafter(), draft_tokens))
+    use_drafts(loaded, draft, draft_tokens)
     if cache_dir is not None:
         try:
             loaded.use_cache_dir(cache_dir, cache_disk)
@@ -189,6 +189,17 @@ def load_with(
             loaded.close()
             raise
     return loaded
+
+
+def use_drafts(model: LanguageModel, draft: str | None, tokens: int) -> None:
+    """Have a model draft as it was asked for. One that cannot is closed again."""
+    if draft is None:
+        return
+    try:
+        model.engine.use_drafts(Drafts(NgramDrafter(), tokens))
+    except BaseException:
+        model.close()
+        raise
 
 
 def _find(

@@ -394,7 +394,7 @@ class Scheduler:
 
     def drafts_that_fit(self, decode_rows: int) -> int:
         """How many drafts may be verified beside so many decode rows. Their tokens need slots that no sequence has."""
-        limits, starting = self.limits, max(0, self._max_running - len(self.running))
+        limits, starting = self.limits, min(len(self.waiting), max(0, self._max_running - len(self.running)))
         most = min(limits.max_rows, limits.max_outputs, limits.max_decode) - decode_rows
         return max(0, min(most, MAX_SEQUENCES - self.pool.sequences - starting))
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from ..engine import Handle, Request
 from ..engine.sampling import MAX_U32
@@ -135,6 +135,9 @@ def usage_of(handles: Sequence[Handle], choices: int = 1, reasoning_tokens: int 
     generated = sum(handle.usage.completion_tokens for handle in handles)
     cached = sum(handle.usage.cached_tokens for handle in firsts)
     details = CompletionTokensDetails(reasoning_tokens)
+    if drafted := sum(handle.usage.drafted_tokens for handle in handles):
+        details.accepted_prediction_tokens = sum(handle.usage.accepted_tokens for handle in handles)
+        details.rejected_prediction_tokens = drafted - details.accepted_prediction_tokens
     return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached), details)
 
 
@@ -153,6 +156,8 @@ def timings_of(handle: Handle) -> Timings:
         predicted_ms=decode_ms,
         predicted_per_token_ms=ratio(decode_ms, timing.decoded),
         predicted_per_second=timing.tokens_per_second,
+        draft_n=usage.drafted_tokens or UNSET,
+        draft_n_accepted=usage.accepted_tokens if usage.drafted_tokens else UNSET,
     )
 
 

@@ -163,6 +163,9 @@ class _Collector:
             (counter, "prefix_cache_hits", "Tokens of prompts, found in the prefix cache", stats.prefix_hits),
             (counter, "prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
             (counter, "generation_tokens", "Tokens that were generated", stats.generation_tokens),
+            (counter, "spec_decode_num_drafts", "Drafts that were verified", stats.drafts),
+            (counter, "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.drafted_tokens),
+            (counter, "spec_decode_num_accepted_tokens", "Tokens of these that were accepted", stats.accepted_tokens),
             *_disk_numbers(stats),
         ):
             metric = family(f"shaderlm:{stem}", words, labels=["model_name"])
@@ -222,10 +225,9 @@ def _llama_text(stats: EngineStats, metrics: Metrics) -> str:
         ("gauge", "requests_processing", "Requests that run", stats.running),
         ("gauge", "requests_deferred", "Requests that wait", stats.waiting),
         ("gauge", "n_busy_slots_per_decode", "Sequences of a step, on average", ratio(stats.sequences, steps)),
-        # Nothing is drafted.
-        ("counter", "spec_decode_num_draft_tokens_total", "Tokens that were drafted", 0),
-        ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens that were accepted", 0),
-        ("counter", "spec_decode_num_drafts_total", "Drafts", 0),
+        ("counter", "spec_decode_num_draft_tokens_total", "Tokens that were drafted", stats.drafted_tokens),
+        ("counter", "spec_decode_num_accepted_tokens_total", "Of those, accepted", stats.accepted_tokens),
+        ("counter", "spec_decode_num_drafts_total", "Drafts", stats.drafts),
     ]
     return "".join(
         f"# HELP llamacpp:{name} {words}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(value)}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...engine.sampling import MAX_BREAKER, MAX_BREAKERS, MAX_U32, RANGES
 from ...graph.sampling import MAX_LOGPROBS
@@ -150,9 +150,11 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Of the generated tokens: those between thinking tags."""
+    """Of the generated tokens: those between thinking tags; where tokens are drafted, what became of them."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -177,6 +179,8 @@ class Timings(Struct):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class PromptProgress(Struct):
