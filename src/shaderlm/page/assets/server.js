@@ -79,7 +79,7 @@ async function look() {
   source.model = model?.id ?? null;
   showModels(models, source.model);
   const isGone = models.length > 1 && wanted && !isNamed(model, wanted);
-  if (isGone) note("model", `The model ${wanted} is not served here. Another one answers.`);
+  if (isGone) note("model", `The model ${wanted.slice(0, 100)} is not served here. Another one answers.`);
   if (model && stateOf(model) !== "loaded") {
     showUnloaded(model);
   } else {
