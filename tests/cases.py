@@ -153,7 +153,7 @@ CASES: list[Case] = [
             (M, whole_k(K, kind), N, kind, i % 2 == 0)
             for kind in WEIGHT_FORMATS
             for i, (M, K, N) in enumerate(_LINEAR_SHAPES if kind in _ALL_SHAPES else _LINEAR_SHAPES[:2])
-        ] + [(1, 37, 11, "f32", False), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False),
+        ] + [(1, 37, 11, "f32", False), (3, 101, 7, "f16", False), (1, 16, 9, "f32", True), (5, 20, 6, "bf16", False), (2, 7, 33, "f16", True), (300, 64, 70, "q8_0", False),
            # What large models' shapes are cut into: tall tiles, long stages, few lanes per row and some more.
            (1025, 32, 7240, "q4_0", False), (1, 4128, 4099, "q4_0", True), (1, 64, 16400, "q4_0", True), (1, 32, 49160, "q4_0", True),
            (1, 1056, 19840, "q4_0", True), (1, 2080, 19840, "q4_0", True), (1, 2080, 7001, "q4_0", True),

@@ -60,11 +60,18 @@ def expanded(shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def shortened(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The inverse of `expanded`."""
+    """The inverse of `expanded`. Where a name has another shape in another layer, each is listed by itself."""
     found: dict[str, Any] = {}
+    by_pattern: dict[str, set[tuple[int, ...]]] = {}
     for name, shape in shapes.items():
+        by_pattern.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), set()).add(shape)
+    for name, shape in shapes.items():
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+        if len(by_pattern[pattern]) > 1:
+            found[name] = [list(shape), []]
+            continue
         numbers = [int(each) for each in re.findall(r"(?<=\.)\d+(?=\.)", name)]
-        entry = found.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), [list(shape), [set() for _ in numbers]])
+        entry = found.setdefault(pattern, [list(shape), [set() for _ in numbers]])
         for seen, number in zip(entry[1], numbers, strict=True):
             seen.add(number)
     for entry in found.values():

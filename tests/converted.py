@@ -154,6 +154,31 @@ def _lfm2_width(config: Mapping[str, Any]) -> int:
     return multiple * ((width + multiple - 1) // multiple)
 
 
+def _full_of(config: Mapping[str, Any], key: str) -> Any:
+    """Gemma 4: a number of layers without a window."""
+    full = [i for i, each in enumerate(config["layer_types"]) if each == "full_attention"]
+    return config["per_layer_config"][str(full[0])].get(key, config[key])
+
+
+def _gemma4(config: Mapping[str, Any]) -> dict[str, Any]:
+    windows = [each == "sliding_attention" for each in config["layer_types"]]
+    width, shared, ffn = _full_of(config, "head_dim"), config["num_kv_shared_layers"], config["intermediate_size"]
+    kv_heads, full_kv_heads = config["num_key_value_heads"], _full_of(config, "num_key_value_heads")
+    wide, unshared = config["use_double_wide_mlp"], len(windows) - shared
+    return {
+        **dict.fromkeys((Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH, Keys.Rope.DIMENSION_COUNT), width),
+        **dict.fromkeys(
+            (Keys.Attention.KEY_LENGTH_SWA, Keys.Attention.VALUE_LENGTH_SWA, Keys.Rope.DIMENSION_COUNT_SWA),
+            config["head_dim"],
+        ),
+        Keys.Attention.HEAD_COUNT_KV: [kv_heads if each else full_kv_heads for each in windows],
+        Keys.Attention.SHARED_KV_LAYERS: shared,
+        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: config["hidden_size_per_layer_input"],
+        Keys.LLM.EXPERT_USED_COUNT: config["top_k_experts"],
+        Keys.LLM.FEED_FORWARD_LENGTH: [ffn * (2 if wide and i >= unshared else 1) for i in range(len(windows))],
+    }
+
+
 def _deepstack(config: Mapping[str, Any]) -> dict[str, Any]:
     return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(config["vision_config"]["deepstack_visual_indexes"])}
 
@@ -188,6 +213,17 @@ _HOW: Mapping[str, How] = {
     "olmo2": How(pattern=True),
     "gemma2": How(norm_offset=1.0),
     "gemma3": How(norm_offset=1.0),
+    "gemma4": How(
+        pattern=True,
+        parts={
+            "layer_scalar": lambda v: {(MODEL_TENSOR.LAYER_OUT_SCALE, "weight"): v},
+            "experts.gate_up_proj": lambda v: {(MODEL_TENSOR.FFN_GATE_UP_EXP, "weight"): v},
+            "experts.down_proj": lambda v: {(MODEL_TENSOR.FFN_DOWN_EXP, "weight"): v},
+            "router.scale": lambda v: {(MODEL_TENSOR.FFN_GATE_INP, "scale"): v},
+            "router.per_expert_scale": lambda v: {(MODEL_TENSOR.FFN_DOWN_EXP, "scale"): v},
+        },
+        more=_gemma4,
+    ),
     "smollm3": How(pairs=True),
     "qwen3vl": How(more=_deepstack),
     "qwen3vlmoe": How(
@@ -346,6 +382,10 @@ def _rope(config: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[dict[str,
         found[Keys.Rope.SCALING_ATTN_FACTOR] = math.sqrt(1 + math.log(factor) / math.log(trained))
         lengths = ("long", "short")
         return found, {f"rope_factors_{each}.weight": np.array(given[f"{each}_factor"], np.float32) for each in lengths}
+    if given.get("rope_type") == "proportional":  # what is not rotated turns by nothing
+        pairs = _full_of(config, "head_dim") // 2
+        rotated = int(pairs * given["partial_rotary_factor"])
+        return found, {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), np.float32)}
     if given.get("rope_type") != "llama3":
         return found, {}
     waves = [2 * math.pi * given["rope_theta"] ** (i / width) for i in range(0, width, 2)]

@@ -124,8 +124,10 @@ def quantised(source: Path, path: Path, kind: str = "q8_0") -> Path:
     data, found = source.read_bytes(), GGUFReader(source).tensors
     entries, packed = b"", b""
     for each in found:
-        is_matrix = len(each.shape) > 1 and "_inp" not in each.name and int(each.shape[0]) % 32 == 0
+        is_matrix = len(each.shape) > 1 and "_inp" not in each.name and "conv.weight" not in each.name.replace("1d", "")
         ggml = GGMLQuantizationType[kind.upper()] if is_matrix else each.tensor_type
+        if is_matrix and int(each.shape[0]) % 32:  # rows of less than a block
+            ggml = GGMLQuantizationType.F16
         values = quants.quantize(np.array(each.data), ggml) if is_matrix else each.data
         entries += entry(each.name, tuple(int(size) for size in each.shape), ggml.value, len(packed))
         packed += values.tobytes() + bytes(-values.nbytes % 32)

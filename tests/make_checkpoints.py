@@ -162,6 +162,36 @@ _DELTA_SECTIONS = {"rope_parameters": {**_PLAIN, "mrope_section": [2, 1, 1], "pa
 _DELTA_ROPE = {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25}}
 _CONV_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 12,
+    "final_logit_softcapping": 5.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+_GEMMA4_SHARED = {
+    **_GEMMA4,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": files.VOCABULARY,
+}
+_GEMMA4_MOE = {
+    **_GEMMA4,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+
 CHECKPOINTS: dict[str, Row] = {
     "gpt2": Row("gpt2", "GPT2", {}),
     "llama-llama3": Row("llama", "Llama", {"rope_parameters": _LLAMA3}),
@@ -189,6 +219,8 @@ CHECKPOINTS: dict[str, Row] = {
     ),
     "gemma2": Row("gemma2", "Gemma2", _GEMMA2),
     "gemma3": Row("gemma3", "Gemma3", _GEMMA3),
+    "gemma4": Row("gemma4", "Gemma4", _GEMMA4_SHARED),
+    "gemma4-moe": Row("gemma4", "Gemma4", _GEMMA4_MOE),
     "olmo2": Row("olmo2", "Olmo2", {}),
     "smollm3": Row("smollm3", "SmolLM3", {"num_hidden_layers": 4}),
     "granite": Row("granite", "Granite", {**_MINICPM, "attention_multiplier": 0.2}),

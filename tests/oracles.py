@@ -25,6 +25,7 @@ ARCHIVE = Path(__file__).parent / "data" / "oracles.tar.xz"
 ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "glm4": "glm4",
     "gpt-oss-mxfp4": "gpt-oss",
     "granite": "granite",

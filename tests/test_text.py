@@ -391,8 +391,8 @@ def test_small_vocabularies_work_unless_they_are_broken() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("model", "bert", "'bert' (WordPiece) is not supported; 'gpt2', 'llama' and 't5' are"),
-        ("model", "unigram", "must be 'gpt2', 'llama' or 't5', the file has 'unigram'"),
+        ("model", "bert", "'bert' (WordPiece) is not supported; 'gpt2', 'llama', 't5' and 'gemma4' are"),
+        ("model", "unigram", "must be 'gpt2', 'llama', 't5' or 'gemma4', the file has 'unigram'"),
         ("model", None, "must be a string, the file has None"),
         ("model", [1, 2], "must be a string, the file has [1, 2]"),
         ("pre", [1, 2], "must be a string, the file has [1, 2]"),

@@ -11,6 +11,7 @@ from ..graph.cost import CACHES
 from ..graph.fuse import RejectedFusion
 from ..graph.graph import Graph, Node, Tensor
 from ..kernels import Dispatch, LaunchList, Option, Route, Shader, choose, first_of, fold, shader_of
+from ..kernels.linear.few_columns import applies as few_columns
 from ..kernels.route import WeightPart, buffers_of
 from ..kernels.wgsl import bound_once
 from .placement import Arena, arena_of
@@ -222,9 +223,10 @@ def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tens
 
 
 def check_shapes(graph: Graph) -> None:
-    """Kernels read inputs in blocks of 32: between nodes there is nobody to pad them."""
+    """Kernels read inputs in blocks of 32, save one for less: between nodes there is nobody to pad them."""
     for node in graph.nodes:
-        if node.op in ("linear", "linear_experts") and node.dims["K"] % 32:
+        padded = node.dims.get("K", 0) % 32 and not (node.op == "linear" and few_columns(node.dims))
+        if node.op in ("linear", "linear_experts") and padded:
             raise ModelError(
                 f"{node.layer}: a matrix has {node.dims['K']} columns; on a GPU they must be a multiple of 32. "
                 'device="cpu" runs this model'

@@ -29,12 +29,14 @@ from .config import (
     expect,
 )
 from .experts import add_experts, dense_width, expert_matrices, expert_tensors, read_experts, with_dense_layers
+from .layer_inputs import LayerInputs, layer_input_tensors
 from .metadata_keys import check_keys, check_tensors
 from .predictors import without_predictors
 from .recurrent import LayerBuilder, layers_that_attend, mixer_matrices, read_mixer, vectors
 from .rope import read_rope
 
 OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
+LAYER_SCALE = "layer_output_scale.weight"
 # Matrices of the checkpoint that hold the rows of several, one after the other.
 QKV: Mapping[str, tuple[str, ...]] = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
 GATE_UP: Mapping[str, tuple[str, ...]] = {"ffn_up": ("ffn_gate", "ffn_up")}
@@ -57,6 +59,7 @@ class Architecture:
     head_norms: bool | Literal["optional"] = False
     rope_first: bool = False  # it is rotated before it is normalised
     row_norms: bool = False  # so are all heads of q, and of k, as one vector
+    value_norms: bool = False  # every head of v is normalised, without weights
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norms_before: bool = True  # attention and feed-forward network read what attn_norm and ffn_norm give
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward network
@@ -72,12 +75,14 @@ class Architecture:
     # Matrices and norms that always have one, by the names in a checkpoint; "output" is that of the logits.
     biases: tuple[str, ...] = ()
     mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
+    layer_scales: bool = False  # what layers give may have a factor
+    per_layer_keys: tuple[str, ...] = ()  # of which files may have a number for each layer
     # Reads further keys: layers that differ, factors.
     finalize_config: Callable[[Metadata, Config], Config] = lambda meta, config: config
 
     def read(self, metadata: Mapping[str, Any], shapes: Shapes, formats: Mapping[str, str]) -> Config:
         """The config of a checkpoint. Every number, every key and every tensor is checked."""
-        meta = Metadata(metadata, self.name)
+        meta = Metadata(metadata, self.name, self.per_layer_keys)
         config = self._config(meta, shapes, formats)
         check_keys(meta, config)
         shapes = config.shapes
@@ -90,7 +95,7 @@ class Architecture:
 
     def tensors(self, metadata: Mapping[str, Any], shapes: Shapes) -> Shapes:
         """Every tensor that such a checkpoint has; `shapes` needs the embeddings, and what is optional."""
-        return self._tensors(self._config(Metadata(metadata, self.name), shapes, {}))
+        return self._tensors(self._config(Metadata(metadata, self.name, self.per_layer_keys), shapes, {}))
 
     def build(self, config: Config, step: StepSpec) -> Graph:
         """A batch of tokens → hidden [tokens, hidden]; keys and values go to the cache."""
@@ -167,10 +172,10 @@ class Architecture:
             tensors[OUTPUT_BIAS] = (config.vocabulary,)
         norms, biased = {self.output_norm: config.hidden}, self._biased(config)
         for i in range(config.layers):
-            layer, experts = config.layer(i), config.experts_of(i)
-            norms |= {f"blk.{i}.{name}": width for name, width in self._norms(config, layer).items()}
+            layer, experts, sized = config.layer(i), config.experts_of(i), config.of_layer(i)
+            norms |= {f"blk.{i}.{name}": width for name, width in self._norms(sized, layer).items()}
             tensors |= {f"blk.{i}.{name}": shape for name, shape in vectors(config, layer.mixer).items()}
-            for name, shape in self._stored(config, layer, experts).items():
+            for name, shape in self._stored(sized, layer, experts).items():
                 tensors[f"blk.{i}.{name}.weight"] = shape
                 if name in biased:
                     tensors[f"blk.{i}.{name}.bias"] = shape[:1]
@@ -178,11 +183,18 @@ class Architecture:
                 tensors |= expert_tensors(config, experts, f"blk.{i}", biased)
             if self.sinks:
                 tensors[f"blk.{i}.attn_sinks.weight"] = (config.heads,)
+            if self._has_layer_scales(config):
+                tensors[f"blk.{i}.{LAYER_SCALE}"] = (1,)
+        tensors |= layer_input_tensors(config)
         for name, width in norms.items():
             tensors[f"{name}.weight"] = (width,)
             if self.norm == "layer_norm" and name.rpartition(".")[2] in biased:
                 tensors[f"{name}.bias"] = (width,)
         return tensors
+
+    def _has_layer_scales(self, config: Config) -> bool:
+        """Is what a layer gives multiplied by a number of its own? Of all layers, or of none."""
+        return self.layer_scales and any(name.endswith(f".{LAYER_SCALE}") for name in config.shapes)
 
     def _biased(self, config: Config) -> set[str]:
         """Matrices and norms that have a bias: what one layer has, no other may lack."""
@@ -201,6 +213,8 @@ class Architecture:
             }
         if self.norms_after:
             norms |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), config.hidden)
+        if layer.kv_layer is not None:
+            norms.pop("attn_k_norm", None)
         return norms
 
     def _network(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
@@ -242,6 +256,10 @@ class Architecture:
     def _stored(self, config: Config, layer: Layer, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
         matrices = {**self._mixer(config, layer.mixer), **self._network(config, experts)}
+        if layer.kv_layer is not None:
+            del matrices["attn_k"], matrices["attn_v"]
+        elif layer.keys_are_values:
+            del matrices["attn_v"]
         for name, parts in self._packed_tensors(config).items():
             shapes = [matrices.pop(part) for part in parts]
             matrices[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
@@ -261,6 +279,7 @@ class _Build:
 
     def __init__(self, architecture: Architecture, config: Config, tokens: int, *, batch: bool) -> None:
         self.architecture, self.config, self.tokens, self.b = architecture, config, tokens, Builder()
+        self.model = config  # `config` has the sizes of the layer that is being made
         self.batch = {"batch": "batch"} if batch else {}
         self.head_norms = architecture.normalises_heads(config)
 
@@ -284,9 +303,14 @@ class _Build:
             has_bias = bias in config.shapes
             operands = {"x": x, "weight": weight, "bias": self._stored(bias, shape[-1]) if has_bias else None}
             return self._add("layer_norm", layer, out, {**dims, "bias": has_bias}, operands)
-        plain = self._add("rms_norm", layer, self.b.tensor(f"{out}.plain", *shape), dims, {"x": x})
+        plain = self._plain_norm(layer, f"{out}.plain", x, shape)
         dims = {"count": math.prod(shape), "period": shape[-1]}
         return self._add("mul", layer, out, dims, {"a": plain, "b": weight})
+
+    def _plain_norm(self, layer: str, out: str, x: str, shape: tuple[int, ...]) -> str:
+        """Without a weight."""
+        dims = {"heads": shape[1] if len(shape) == 3 else 1, "width": shape[-1], "eps": self.config.eps}
+        return self._add("rms_norm", layer, self.b.tensor(out, *shape), dims, {"x": x})
 
     def _pointwise(
         self, op: str, layer: str, out: str, inputs: Mapping[str, str], width: int = 0, **dims: float
@@ -329,15 +353,18 @@ class _Build:
 
     def layers(self, step: StepSpec) -> Graph:
         """Tokens → hidden [tokens, hidden]."""
-        config, architecture = self.config, self.architecture
+        config, architecture = self.model, self.architecture
         self.b.tensor("batch", 1 + step.tokens, 4, role="input", format="u32")
         self.b.tensor("tokens", 1, role="input", format="u32")
         self.b.tensor("page_table", 1, role="input", format="u32")
         for name, rope in config.ropes.items():
             self.b.tensor(name, 1, rope.rotary // 2, 2, role="table")
         x = self._embedded()
+        layer_inputs = LayerInputs(self.b, config, self.tokens, self.batch)
+        inputs = layer_inputs.all_layers(x) if config.layer_input else None
+        scaled = architecture._has_layer_scales(config)
         for i in range(config.layers):
-            layer = f"blk.{i}"
+            layer, self.config = f"blk.{i}", config.of_layer(i)
             read = self._norm(layer, f"{layer}.attn_norm", x) if architecture.norms_before else x
             y = self._mixed(layer, config.layer(i), step, read)
             summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
@@ -346,8 +373,15 @@ class _Build:
                 if architecture.norms_before:
                     read = self._norm(layer, f"{layer}.{architecture.ffn_norm}", read)
             y = self._ffn(layer, read, config.experts_of(i))
-            out = "hidden" if i == config.layers - 1 else f"{layer}.ffn_sum"
-            x = self._sum(layer, out, summed, self._added(layer, "post_ffw_norm", y))
+            # The last of what a layer does gives "hidden", if it is the last layer.
+            names = ["ffn_sum", *(["input_sum"] if inputs else []), *(["scaled"] if scaled else [])]
+            outs = iter([f"{layer}.{name}" for name in names[: -1 if i == config.layers - 1 else None]])
+            x = self._sum(layer, next(outs, "hidden"), summed, self._added(layer, "post_ffw_norm", y))
+            if inputs:
+                x = layer_inputs.add_to(i, x, inputs, next(outs, "hidden"))
+            if scaled:
+                pair = {"a": x, "b": self._stored(f"{layer}.{LAYER_SCALE}", 1)}
+                x = self._pointwise("mul", layer, next(outs, "hidden"), pair, period=1)
         return self.b.graph(x)
 
     def _embedded(self) -> str:
@@ -415,8 +449,12 @@ class _Build:
         has_norms = self.head_norms or self.architecture.row_norms
         return rope is not None and not (rope.interleaved or has_norms)
 
-    def _projected(self, layer: str, x: str, table: str | None) -> tuple[str, str, str]:
-        """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
+    def _projected(self, layer: str, variant: Layer, x: str) -> tuple[str, str | None, str | None]:
+        """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are.
+
+        A layer that reads the keys and values of another has none.
+        """
+        table = variant.rope
         tokens, width, by_heads = self.tokens, self.config.head_width, self.head_norms
         queries, keys = (tokens, self.config.heads, width), (tokens, self.config.kv_heads, width)
         rotary = self.config.ropes[table].rotary if table and self._makes_pairs(table) else 0
@@ -424,8 +462,12 @@ class _Build:
             q = self._half_of_queries(layer, "attn_q", x, 0)
         else:
             q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
+        if variant.kv_layer is not None:
+            return q, None, None
         k = self._linear(layer, "attn_k", x, keys if by_heads else None, rotary)
-        v = self._linear(layer, "attn_v", x)
+        v = k if variant.keys_are_values else self._linear(layer, "attn_v", x)
+        if self.architecture.value_norms:
+            v = self._plain_norm(layer, f"{layer}.attn_v.plain", v, keys)
         if self.architecture.row_norms:
             q = self._norm(layer, f"{layer}.attn_q_norm", q, (tokens, self.config.heads * width))
             k = self._norm(layer, f"{layer}.attn_k_norm", k, (tokens, self.config.kv_heads * width))
@@ -448,20 +490,18 @@ class _Build:
         dims = {"K": config.hidden, "N": rows, "format": kind, "bias": has_bias}
         return self._add("linear", layer, out, dims, {"x": x, "weight": weight, "bias": bias})
 
-    def _normed_and_rotated(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
-        """q and k after norms of heads and rope, where there are such."""
+    def _normed_and_rotated(self, layer: str, name: str, x: str, heads: int, table: str | None) -> str:
+        """q or k after norms of heads and rope, where there are such."""
         config, first = self.config, self.architecture.rope_first
 
-        def norms(q: str, k: str) -> tuple[str, str]:
-            q = self._norm(layer, f"{layer}.attn_q_norm", q, (self.tokens, config.heads, config.head_width))
-            return q, self._norm(layer, f"{layer}.attn_k_norm", k, (self.tokens, config.kv_heads, config.head_width))
+        def norm(x: str) -> str:
+            return self._norm(layer, f"{layer}.{name}_norm", x, (self.tokens, heads, config.head_width))
 
         if self.head_norms and not first:
-            q, k = norms(q, k)
+            x = norm(x)
         if table in config.ropes:
-            q = self._rotated(layer, "attn_q", q, config.heads, table)
-            k = self._rotated(layer, "attn_k", k, config.kv_heads, table)
-        return norms(q, k) if self.head_norms and first else (q, k)
+            x = self._rotated(layer, name, x, heads, table)
+        return norm(x) if self.head_norms and first else x
 
     def _mixed(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         if variant.mixer == "attention":
@@ -470,14 +510,17 @@ class _Build:
 
     def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         config = self.config
-        q, k, v = self._projected(layer, x, variant.rope)
-        q, k = self._normed_and_rotated(layer, q, k, variant.rope)
+        q, k, v = self._projected(layer, variant, x)
+        q = self._normed_and_rotated(layer, "attn_q", q, config.heads, variant.rope)
+        owner = layer if variant.kv_layer is None else f"blk.{variant.kv_layer}"
         caches = {
-            key: self.b.tensor(f"{layer}.{key}", 1, config.kv_heads, config.head_width, role="state", format=step.cache)
+            key: self.b.tensor(f"{owner}.{key}", 1, config.kv_heads, config.head_width, role="state", format=step.cache)
             for key in ("k_cache", "v_cache")
         }
         sizes = {"tokens": step.tokens, "Hkv": config.kv_heads, "D": config.head_width, "cache": step.cache}
-        self.b.add("kv_write", sizes, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
+        if k is not None:
+            k = self._normed_and_rotated(layer, "attn_k", k, config.kv_heads, variant.rope)
+            self.b.add("kv_write", sizes, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
         out = self.b.tensor(f"{layer}.attended", step.tokens, config.heads * config.head_width)
         dims = {**sizes, "Hq": config.heads, "context": step.context, "paged": step.paged}
         dims |= {"scale": config.factors.scores, "window": variant.window, "softcap": config.factors.score_cap}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +55,11 @@ class Layer:
     rope: str | None = ROPE  # its table; None: positions are not rotated
     experts: bool = True  # its feed-forward network is a mixture, where the model has one
     mixer: Mixer = "attention"
+    head_width: int = 0  # these three: 0 where they are the model's
+    kv_heads: int = 0
+    ffn: int = 0
+    kv_layer: int | None = None  # the earlier layer whose keys and values it reads: it has none of its own
+    keys_are_values: bool = False  # before both are normalised
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class Config:
     layers: int
     hidden: int
     heads: int
-    kv_heads: int
+    kv_heads: int  # these three: the largest, where layers differ
     head_width: int
     ffn: int
     vocabulary: int
@@ -153,6 +158,7 @@ class Config:
     experts: Experts | None = None
     ffn_input: FfnInput = "sum"
     activation: str = ""  # an op, where it is not that of the architecture
+    layer_input: int = 0  # width of the embeddings that each layer has of its own
     predictors: int = 0  # layers of the file that predict further tokens, and are left aside
     conv_kernel: int = 0  # tokens that a short convolution sees, where layers have one
     delta: DeltaRule | None = None
@@ -172,6 +178,23 @@ class Config:
         """What a layer does differently. A window that no sequence fills is none."""
         layer = self.per_layer[index] if self.per_layer else Layer()
         return layer if layer.window < self.context else replace(layer, window=0)
+
+    def of_layer(self, index: int) -> Config:
+        """The config with the sizes of a layer."""
+        layer = self.layer(index)
+        if not (layer.head_width or layer.kv_heads or layer.ffn):
+            return self
+        return replace(
+            self,
+            head_width=layer.head_width or self.head_width,
+            kv_heads=layer.kv_heads or self.kv_heads,
+            ffn=layer.ffn or self.ffn,
+        )
+
+    @property
+    def kv_width(self) -> int:
+        """Values of the keys of a position, in the layer that has most."""
+        return max(each.kv_heads * each.head_width for each in map(self.of_layer, range(self.layers)))
 
     def experts_of(self, index: int) -> Experts | None:
         """The mixture of a layer; None where it has a network without experts."""
@@ -199,10 +222,11 @@ class Metadata:
     A key that is read is honoured; what becomes of the others is in `metadata_keys`.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, per_layer: Collection[str] = ()) -> None:
+        """`per_layer`: keys that may list a number for each layer."""
         prefix = f"{architecture}."
         self._values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-        self._architecture = architecture
+        self._architecture, self._per_layer = architecture, per_layer
         self._read: set[str] = set()
 
     def full(self, key: str) -> str:
@@ -215,11 +239,21 @@ class Metadata:
         return self._values.get(key, default)
 
     def whole(self, key: str, default: int | None = None, maximum: int = 1 << 24) -> int:
-        """A whole number from 1 to `maximum`."""
+        """A whole number from 1 to `maximum`; the largest, where there may be one for each layer."""
         value = self.get(key, default)
+        if key in self._per_layer and isinstance(value, list) and value:
+            return max(self.each(key, len(value), maximum))
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
             raise self.wrong(key, f"a whole number from 1 to {maximum:,}", value)
         return value
+
+    def each(self, key: str, layers: int, maximum: int = 1 << 24) -> tuple[int, ...]:
+        """A whole number for each layer, from a list or from one for all."""
+        value = self.get(key)
+        listed = value if isinstance(value, list) else [value] * layers
+        if len(listed) != layers or not all(type(number) is int and 1 <= number <= maximum for number in listed):
+            raise self.wrong(key, f"a whole number from 1 to {maximum:,}, or {layers} of them", value)
+        return tuple(listed)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ModelError
+from . import gemma4
 from .architecture import GATE_UP, NORMS, QKV, Architecture
 from .config import Config, Factors, Layer, Metadata, Mixture
 from .windows import all_layers, local_layers
@@ -199,6 +200,18 @@ _ROWS = (
     Architecture("gemma2", norms_after=True, activation="gelu_mul", finalize_config=_gemma2),
     # Gemma 3, text: as Gemma 2 without caps. Five of six layers have a window and a rope of their own.
     Architecture("gemma3", head_norms=True, norms_after=True, activation="gelu_mul", finalize_config=_gemma3),
+    # Gemma 4, text: layers with a window differ from the others in nearly all sizes, the last layers read the keys and
+    # values of others, and each may have embeddings of its own.
+    Architecture(
+        "gemma4",
+        head_norms=True,
+        value_norms=True,
+        norms_after=True,
+        activation="gelu_mul",
+        layer_scales=True,
+        per_layer_keys=(gemma4.KV_HEADS, gemma4.FFN),
+        finalize_config=gemma4.finalize_config,
+    ),
     # GLM-4-0414: norms before and after, half of a head rotated in neighbouring pairs.
     Architecture("glm4", interleaved=True, norms_after=True, packed_tensors=GATE_UP),
     # GLM-4.5, 4.6 and 4.7: half of a head is rotated, the largest normalise heads. Files call the norm before the

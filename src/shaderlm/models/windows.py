@@ -22,12 +22,14 @@ def local_layers(
     period: int,
     default: int | None = None,
     local_theta: float | None = None,
+    local_rotary: int = 0,
     full_rope: str | None = ROPE,
 ) -> Config:
     """All but the last of every `period` layers have a window, unless the file has a pattern of its own.
 
     `default`: the window of files that have none; 0: there is no window then; None: files must have one.
-    `local_theta`: layers with a window rotate by it, without scaling. `full_rope`: the table of layers without one.
+    `local_theta`: layers with a window rotate by it, without scaling, and so many values of a head: `local_rotary`.
+    `full_rope`: the table of layers without one.
     """
     window = _window(meta, default)
     local = _pattern(meta, config.layers, period)
@@ -35,7 +37,7 @@ def local_layers(
         return config
     rope, table = None, ROPE
     if local_theta is not None:
-        rope, table = Rope(config.rope.rotary, local_theta, config.rope.interleaved), LOCAL_ROPE
+        rope, table = Rope(local_rotary or config.rope.rotary, local_theta, config.rope.interleaved), LOCAL_ROPE
     if rope == config.rope:
         rope, table = None, ROPE
     layers = tuple(Layer(window, table) if each else Layer(rope=full_rope) for each in local)

@@ -23,8 +23,8 @@ def cache_format(caps: DeviceCaps) -> str:
 
 
 def cache_row(config: Config, cache: str) -> int:
-    """Bytes of one position in the cache of a layer's keys, or of its values."""
-    return config.kv_heads * config.head_width * (2 if cache == "f16" else 4)
+    """Bytes of one position in the cache of a layer's keys, or of its values, where they are most."""
+    return config.kv_width * (2 if cache == "f16" else 4)
 
 
 def power_of_two(most: int) -> int:

@@ -22,6 +22,8 @@ from .vocabulary import BYTE, BYTE_TOKEN, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 # What chat checkpoints end a turn with, beside EOS.
 _TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
+# Gemma 4 ends a turn, and hands over to a tool.
+_TURN_ENDS |= {"<turn|>", "<|tool_response>"}
 # What `clean_spaces` replaces, in this order; an apostrophe alone loses both spaces, the others the first one.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -259,8 +261,26 @@ def _check_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """Pieces are merged in the order of their scores: the merges are all ways to make a piece of two others."""
-    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    """Pieces are merged, and what is no piece is written in bytes."""
+    ids, texts = {text: i for i, text in enumerate(vocabulary.tokens)}, vocabulary.tokens
+    unknown = None if vocabulary.unknown is None else texts[vocabulary.unknown]
+    if vocabulary.ranked:
+        pairs: Any = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
+    else:
+        pairs = _scored_merges(vocabulary, ids)
+    try:
+        model = models.BPE(vocab=ids, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    except Exception:
+        if vocabulary.ranked:
+            _check_merges(vocabulary, ids)
+        raise
+    encoder = tokenizers.Tokenizer(model)
+    encoder.normalizer = _normalizer(vocabulary)
+    return encoder
+
+
+def _scored_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """All ways to make a piece of two others, in the order of the pieces' scores."""
     merges = []
     for piece, i in ids.items():
         if vocabulary.types[i] in (NORMAL, USER_DEFINED):
@@ -270,17 +290,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
                     merges.append((-vocabulary.scores[i], first, second))
     merges.sort()
     texts = vocabulary.tokens
-    encoder = tokenizers.Tokenizer(
-        models.BPE(
-            vocab=ids,
-            merges=[(texts[first], texts[second]) for _, first, second in merges],
-            unk_token=None if vocabulary.unknown is None else texts[vocabulary.unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    encoder.normalizer = _normalizer(vocabulary)
-    return encoder
+    return [(texts[first], texts[second]) for _, first, second in merges]
 
 
 def _without_special(vocabulary: Vocabulary) -> Vocabulary:

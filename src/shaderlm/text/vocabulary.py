@@ -27,8 +27,8 @@ class Vocabulary:
     """Tokens and the rules that turn text into them. `kind` is "bpe" (byte-level), "spm", "unigram" or "none".
 
     "none" is that of files without a vocabulary: they run with token ids, and the text of a token is its number.
-    "spm" merges pieces in the order of their scores, "unigram" takes the pieces with the highest sum of scores: the two
-    algorithms of SentencePiece.
+    "spm" merges pieces in the order of their scores, or of `merges` if it is `ranked`; "unigram" takes the pieces with
+    the highest sum of scores: the two algorithms of SentencePiece.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class Vocabulary:
     # Added tokens that take spaces and line ends before them, or after them, as a part of themselves.
     strip_before: frozenset[int] = frozenset()
     strip_after: frozenset[int] = frozenset()
+    ranked: bool = False  # pieces are merged in the order of `merges`
 
     @classmethod
     def _none(cls, size: int) -> Vocabulary:
@@ -79,11 +80,12 @@ class Vocabulary:
             return cls._none(size)
         if model in _OTHERS:
             raise ModelError(
-                f"{_PREFIX}model {model!r} ({_OTHERS[model]}) is not supported; 'gpt2', 'llama' and 't5' are"
+                f"{_PREFIX}model {model!r} ({_OTHERS[model]}) is not supported; 'gpt2', 'llama', 't5' and 'gemma4' are"
             )
-        kind = {"gpt2": "bpe", "llama": "spm", "t5": "unigram"}.get(model)
+        kind = {"gpt2": "bpe", "llama": "spm", "t5": "unigram", "gemma4": "spm"}.get(model)
         if kind is None:
-            raise _wrong("model", "'gpt2', 'llama' or 't5'", model)
+            raise _wrong("model", "'gpt2', 'llama', 't5' or 'gemma4'", model)
+        ranked = kind == "bpe" or model == "gemma4"
         tokens = _list(metadata, "tokens", "strings", {str}, _any, None)
         if "" in tokens:
             raise _wrong("tokens", "strings that are not empty", f"an empty one at {tokens.index('')}")
@@ -95,7 +97,7 @@ class Vocabulary:
         )
         scores = _list(metadata, "scores", "numbers", {int, float}, _is_number, [])
         _same_length("token_type", types, tokens)
-        if kind != "bpe":
+        if not ranked:
             _same_length("scores", scores, tokens)
         pre = _text(metadata, "pre", "default")
         before, after = _stripping(metadata, tokens, types)
@@ -106,7 +108,7 @@ class Vocabulary:
             tokens=tokens,
             types=types,
             scores=scores,
-            merges=_list(metadata, "merges", "strings", {str}, _any, None if kind == "bpe" else []),
+            merges=_list(metadata, "merges", "strings", {str}, _any, None if ranked else []),
             bos=_token(metadata, "bos", tokens),
             eos=_token(metadata, "eos", tokens),
             unknown=_token(metadata, "unknown", tokens),
@@ -121,6 +123,7 @@ class Vocabulary:
             rules=_rules(metadata),
             strip_before=before,
             strip_after=after,
+            ranked=ranked,
         )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
-from . import int16, matrix, packed, rounded, rows_int16
+from . import few_columns, int16, matrix, packed, rounded, rows_int16
 from .formats import FORMATS
 
 
@@ -61,6 +61,13 @@ _route = partial(Route, "linear", pack=_PACK, weight_parts=packed.weight_parts)
 _rounding_route = partial(_route, exact=False)
 
 ROUTES: tuple[Route, ...] = (
+    _route(
+        "few_columns",
+        few_columns.launch_list,
+        few_columns.unsupported_reason,
+        prefer=few_columns.is_preferred,
+        pack={**_PACK, "x": few_columns.pack_x},
+    ),
     _route("gemv", packed.gemv_launch_list, _gemv_unsupported_reason, candidates=packed.gemv_candidates),
     _rounding_route(
         "gemv_int16",
