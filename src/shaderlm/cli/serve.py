@@ -100,6 +100,12 @@ class _ModelName(click.ParamType[str]):
 @cache_options
 @draft_options
 @click.option(
+    "--slot-save-path",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Folder that clients may save slots into, and restore them from: POST /slots/{id}?action=save.",
+)
+@click.option(
     "--share-prefixes",
     is_flag=True,
     help="Requests with different keys share cached prompts, too. Then a client can find out whether others sent one.",
@@ -476,6 +482,7 @@ def _serve_options(template: str | None, limits: Limits, keys: Sequence[str], op
     same = (
         *("n_predict", "seed", "sampling", "embedding", "parallel", "queue", "kv_memory", "share_prefixes", "warmup"),
         *("tags", "strict_model", "thinking", "thinking_budget", "verbose", "cache_dir", "cache_disk"),
+        "slot_save_path",
     )
     return ServeOptions(
         names=options["aliases"],

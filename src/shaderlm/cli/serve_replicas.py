@@ -33,10 +33,12 @@ def serve_replicas(
         raise click.UsageError("--web is not for replicas: any web server can host an export.")
     if options["pull"]:
         raise click.UsageError("--pull is not for replicas: each may be on a machine of its own.")
-    if options["cache_dir"] is not None:
-        raise click.UsageError("--cache-dir is not for replicas: each may be on a machine of its own.")
     if options["draft"] is not None:
         raise click.UsageError("--draft is not for replicas yet; leave it out.")
+    for name in ("cache_dir", "slot_save_path"):
+        if options[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is not for replicas: each may be on a machine of its own.")
     logging.disable(logging.INFO)  # Ray tells what it does, and sets its levels again and again
     host, replicas, address = options["host"], options["replicas"] or 1, options["ray_address"]
     if address is not None and not options["port"]:

@@ -15,9 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
-
-import numpy as np
+from functools import partial
 
 from ..errors import DeviceError, InputError
 from ..graph.batch import PAGE
@@ -25,9 +23,8 @@ from ..runtime.disk_cache import DiskCache, Stored
 from ..runtime.page_records import Bytes
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import Runner
+from .page_transfer import PageTransfer
 
-RECORD_BYTES = 16 << 20  # of a file: several threads read a conversation, and a bad file loses little of it
-_COPY_BYTES = 4 << 20  # read back at once: a fifth of a millisecond of a GPU's link
 _WAITING = 256  # prompts that wait to be written; then the oldest is left out
 _FLUSH_SECONDS = 10.0  # that the end of an engine waits for what is not written yet
 _READERS = min(8, os.cpu_count() or 1)  # threads that read files
@@ -51,7 +48,7 @@ class DiskPages:
 
     def __init__(self, runner: Runner, cache: PrefixCache, disk: DiskCache, keys: Sequence[str] = ()) -> None:
         self.disk = disk
-        self._runner, self._cache, self._keys = runner, cache, tuple(keys)
+        self._pages, self._keys = PageTransfer(runner, cache), tuple(keys)
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._writing = self._closed = False
@@ -132,32 +129,18 @@ class DiskPages:
         pages = len(job.ids) // PAGE
         stored = self.disk.find(job.ids, binding)
         first = sum(each.pages for each in stored)
-        of_record = max(1, RECORD_BYTES // self._runner.page_bytes)
         while first < pages and not self._closed:
-            count = min(of_record, pages - first)
-            contents = self._read_back(job, first, count)
+            end = min(first + self._pages.pages_at_once, pages)
+            contents = self._pages.read(partial(self._cached, job, first, end))
             if contents is None or not self.disk.write(job.ids, binding, first, contents):
                 break
-            first += count
+            first = end
         self.disk.touch(self.disk.find(job.ids, binding))
 
-    def _read_back(self, job: _Job, first: int, count: int) -> list[Bytes] | None:
-        """The contents of some pages of a prompt, of each tensor [pages, bytes]; None: they are not cached any more."""
-        runner, cache = self._runner, self._cache
-        with runner.lock:
-            age, pages = cache.age, cache.pages_of(job.ids, job.client)[first : first + count]
-            if len(pages) < count:
-                return None
-            runner.pool.retain(pages)
-        try:
-            at_once = max(1, _COPY_BYTES // runner.page_bytes)
-            parts = [runner.read_pages(pages[i : i + at_once])() for i in range(0, count, at_once)]
-        finally:
-            with runner.lock:
-                runner.pool.release(reversed(pages))
-        if cache.age != age:  # a step failed: nobody knows what is in them
-            return None
-        return [np.concatenate(tensor) for tensor in zip(*parts, strict=True)]
+    def _cached(self, job: _Job, first: int, end: int) -> Sequence[int]:
+        """The cached pages from one to another; none where some of them are not cached any more."""
+        pages = self._pages.cache.pages_of(job.ids, job.client)[first:end]
+        return pages if len(pages) == end - first else ()
 
     # From the disk to the device ---------------------------------------------------------------------------
 
@@ -169,7 +152,7 @@ class DiskPages:
         if self._closed or self._process != os.getpid():
             return False
         usable = (len(ids) - 1) // PAGE  # the last token must be run
-        if usable <= 0 or len(self._cache.pages_of(ids, client)) >= usable:
+        if usable <= 0 or len(self._pages.cache.pages_of(ids, client)) >= usable:
             return False
         try:
             future = self._loaders.submit(self._restore, ids[: usable * PAGE], client)
@@ -190,51 +173,37 @@ class DiskPages:
 
     def load(self, ids: Sequence[int], client: str | None) -> int:
         """Put what is on disk of these whole pages into the prefix cache of a client; how many tokens came."""
-        binding, runner, cache = self.binding_of(client), self._runner, self._cache
+        binding, pages = self.binding_of(client), self._pages
         if binding is None:
             return 0
-        with runner.lock:
-            age, known = cache.age, cache.pages_of(ids, client)
-            runner.pool.retain(known)
-        try:
-            stored = self.disk.find(ids, binding, len(known))
-            tokens, arrived = 0, cast("Callable[[], object]", _nothing)
-            for record, contents in self._contents(stored):
-                with runner.lock:
-                    if cache.age != age:
-                        break
-                    pages = runner.take_pages(record.pages)
-                    known += pages  # which are given back in any case
-                    written = runner.write_pages(pages, contents)
-                    cache.insert(ids, known, len(known) * PAGE, client)
-                arrived()  # of the file before: one is on its way while the next is read
-                arrived = written
-                tokens += record.pages * PAGE
-        finally:
-            with runner.lock:
-                runner.pool.release(reversed(known))
-        if stored:
-            self.disk.touch(stored)
-            self.disk.hits += tokens
+        with pages.runner.lock:
+            known = len(pages.cache.pages_of(ids, client))
+        stored = self.disk.find(ids, binding, known)
+        if not stored:
+            return 0
+        tokens = pages.write(ids, client, known, self._contents(stored)) * PAGE
+        self.disk.touch(stored)
+        self.disk.hits += tokens
         return tokens
 
-    def _contents(self, stored: Sequence[Stored]) -> Iterator[tuple[Stored, list[Bytes]]]:
+    def forget(self, ids: Sequence[int], client: str | None) -> None:
+        """Remove what is on disk of these tokens."""
+        binding = self.binding_of(client)
+        if binding is not None:
+            self.flush()
+            self.disk.remove(self.disk.find(ids, binding))
+
+    def _contents(self, stored: Sequence[Stored]) -> Iterator[list[Bytes]]:
         """What records hold, in their order, until one is not as it was written. Some are read ahead."""
-        waiting, reading = deque(stored), deque[tuple[Stored, Future[list[Bytes] | None]]]()
+        waiting, reading = deque(stored), deque[Future[list[Bytes] | None]]()
         try:
             while waiting or reading:
                 while waiting and len(reading) < _AHEAD:
-                    record = waiting.popleft()
-                    reading.append((record, self._readers.submit(self.disk.read, record)))
-                record, future = reading.popleft()
-                contents = future.result()
+                    reading.append(self._readers.submit(self.disk.read, waiting.popleft()))
+                contents = reading.popleft().result()
                 if contents is None or self._closed:
                     return
-                yield record, contents
+                yield contents
         finally:
-            for _, future in reading:
+            for future in reading:
                 future.cancel()
-
-
-def _nothing() -> None:
-    """There was no file before."""

@@ -47,6 +47,7 @@ from .handle import Handle, wake
 from .inbox import Inbox
 from .mask_queue import MaskQueue
 from .masks import Mask
+from .page_transfer import PageTransfer
 from .recovery import Recovery
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
 from .scheduler import DoesNotFitError, Scheduler, SequenceState
@@ -124,6 +125,18 @@ class Engine:
             raise InputError(f"the engine has {len(active)} requests; say how it drafts before the first one")
         check_can_draft(self._runner.config)
         self._drafts = drafts
+
+    @property
+    def pages(self) -> PageTransfer:
+        """The contents of cached pages, for who keeps them elsewhere."""
+        return PageTransfer(self._runner, self._cache)
+
+    def forget(self, ids: Sequence[int], client: str | None) -> None:
+        """Let go of what is cached of these tokens, on disk too."""
+        with self._runner.lock:
+            self._cache.forget(ids, client)
+        if self._disk is not None:
+            self._disk.forget(ids, client)
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""

@@ -353,7 +353,7 @@ class GpuSteps(Runner):
     def read_pages(self, pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
         """The contents of pages as the steps that were submitted leave them; nothing is waited for under the lock.
 
-        They are gathered on the device, so that one read-back brings them. It is to be waited for before the next call.
+        They are gathered on the device, so that one read-back brings them.
         """
         sizes, at, copies = self.page_tensors, 0, []
         total = len(pages) * sum(nbytes for _, nbytes in sizes)

@@ -136,6 +136,20 @@ class PrefixCache:
             if len(other.ids) < len(key) and key[: len(other.ids)] == other.ids:
                 self._remove(other)
 
+    def forget(self, ids: Sequence[int], client: Hashable = None) -> None:
+        """Let go of the pages of these tokens, from the end on, up to where others begin like them."""
+        node, path = self._roots.get(client), list[PrefixNode]()
+        length = 0
+        while node is not None and (child := node.children.get(tuple(ids[length : length + PAGE]))) is not None:
+            path.append(child)
+            node, length = child, length + PAGE
+        if node is not None:
+            rest = tuple(ids[length : length + PAGE])
+            path += [each for each in node.children.values() if each.ids == rest[: len(each.ids)]]
+        for each in reversed(path):
+            if not each.children:
+                self._remove(each)
+
     def give_up(self, pages: Iterable[int]) -> None:
         """Let go of pages, and of all that comes after them. Who uses them keeps them, and may write to them."""
         for page in pages:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..errors import ShaderlmError
-from . import anthropic, llama_server, ollama, ollama_models
+from . import anthropic, llama_server, ollama, ollama_models, slots
 from .access import CLIENT, Access, Origins, error_response
 from .chat import Chat, conversation_of
 from .completions import Completions
@@ -49,6 +49,8 @@ from .types.llama_server import (
     ModelRequest,
     Props,
     Slot,
+    SlotFileRequest,
+    SlotFileResponse,
     Success,
     TokenizeRequest,
     TokenizeResponse,
@@ -197,10 +199,10 @@ async def _slots(service: Service, request: Request) -> Response:
     if name is not None:  # of one that is not loaded, there are none
         models = [each for each in (await service.models.find(name),) if each.served is not None]
     loaded = [each.served for each in models if each.served is not None]
-    slots = [slot for served in loaded for slot in llama_server.slots(served, request.scope[CLIENT])]
-    if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in slots):
+    places = [slot for served in loaded for slot in llama_server.slots(served, request.scope[CLIENT])]
+    if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in places):
         raise ApiError(503, "all slots are busy")
-    return _json(slots)
+    return _json(places)
 
 
 async def _metrics(service: Service, request: Request) -> Response:
@@ -217,7 +219,12 @@ def _input_tokens(served: ServedModel, body: ChatRequest) -> CountTokensResponse
 
 
 async def _slot(service: Service, request: Request) -> Response:
-    raise ApiError(501, "slots are not saved or restored here: prompts that begin alike are found in the cache")
+    served = await _asked(service, request)
+    raw = await read_body(request, service.limits)
+    body = decode(raw or b"{}", SlotFileRequest)
+    action, client = request.query_params.get("action", ""), request.scope[CLIENT]
+    number = request.path_params["id"]
+    return _json(await service.prepare(slots.change, served, number, action, body.filename, client))
 
 
 async def _rerank(service: Service, request: Request) -> Response:
@@ -360,7 +367,12 @@ ENDPOINTS: list[Endpoint] = [
         errors=(404, 501),
         parameters=("fail_on_no_slot", "model_name"),
     ),
-    Endpoint("/slots/{id}", "Save or restore a slot", handler=_slot, errors=(501,), parameters=("id",)),
+    Endpoint(
+        *("/slots/{id}", "Save, restore or erase a slot", SlotFileRequest, SlotFileResponse),
+        handler=_slot,
+        errors=(404, 501),
+        parameters=("id", "action", "model_name"),
+    ),
     Endpoint("/rerank", "Rank documents", handler=_rerank, errors=(501,), aliases=("/v1/rerank",)),
     _get("/lora-adapters", "Adapters: none", _lora_adapters, list[Any]),
     _get("/health", "Is the model loaded?", _health, Health, aliases=("/v1/health",)),

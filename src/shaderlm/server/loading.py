@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ..engine import EngineOptions, LanguageModel
@@ -13,6 +14,7 @@ from ..errors import InputError, ModelError
 from ..text import RenderLimits
 from .limits import Limits
 from .served import ServedModel
+from .slots import SlotFiles
 
 Status = Callable[[str], AbstractContextManager[None]]  # says what is being done
 
@@ -40,6 +42,7 @@ class ServeOptions:
     share_prefixes: bool = False
     cache_dir: str | None = None  # of the cache on disk
     cache_disk: int = DEFAULT_CACHE_DISK  # bytes
+    slot_save_path: str | None = None  # a folder that clients save slots into
     keys: tuple[str, ...] = field(default=(), repr=False)  # of clients, in the order by which requests name them
     warmup: bool = True
 
@@ -62,6 +65,10 @@ def serve_model(
         if options.cache_dir is not None:
             with status("reading the model's files for --cache-dir"):
                 model.use_cache_dir(options.cache_dir, options.cache_disk, options.keys)
+        slots = None
+        if options.slot_save_path is not None:
+            with status("reading the model's files for --slot-save-path"):
+                slots = SlotFiles(model, Path(options.slot_save_path), options.keys)
         if model.has_chat_template:  # what the first request would wait for: the template is compiled
             with suppress(InputError, ModelError):
                 model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
@@ -88,5 +95,6 @@ def serve_model(
         verbose=options.verbose,
         embedding=options.embedding,
         limits=limits,
+        slots=slots,
         source=source,
     )

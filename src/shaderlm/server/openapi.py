@@ -37,6 +37,12 @@ _PARAMETERS = {
         "description": "Of several models, which one",
         "schema": {"type": "string"},
     },
+    "action": {
+        "name": "action",
+        "in": "query",
+        "required": True,
+        "schema": {"type": "string", "enum": ["save", "restore", "erase"]},
+    },
     "fail_on_no_slot": {
         "name": "fail_on_no_slot",
         "in": "query",

@@ -12,6 +12,7 @@ from ..engine import LanguageModel
 from ..version import __version__
 from .errors import ApiError
 from .limits import Limits
+from .slots import SlotFiles
 
 FINGERPRINT = f"shaderlm-{__version__}"
 
@@ -51,6 +52,7 @@ class ServedModel:
     thinking_budget: int | None = None  # tokens to think at most
     verbose: bool = False  # answers tell their prompt and settings, too
     embedding: bool = False
+    slots: SlotFiles | None = None  # saves prompts into files; None: there is no folder for them
     limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
     source: str = ""  # what it was loaded by, such as smollm2-135m: one of its names, if there is no alias
     tags: tuple[str, ...] = ()  # what the list of models says of it

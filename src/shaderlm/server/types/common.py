@@ -90,7 +90,7 @@ class SamplingFields(Struct, kw_only=True):
     cache_prompt: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
-    id_slot: Annotated[int, Meta(description="has no effect: sequences have no fixed slots")] | None = None
+    id_slot: Annotated[int, Meta(description="the slot that `/slots/{id}` saves it by")] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
     dry_multiplier: Annotated[float, _within("dry_multiplier")] | None = None

@@ -263,6 +263,32 @@ class Props(Struct, kw_only=True):
     is_sleeping: Literal[False] = False
 
 
+class SlotFileRequest(Struct, kw_only=True):
+    """`POST /slots/{id}`: the name of a file in the folder of --slot-save-path. To erase, none is needed."""
+
+    filename: str | None = None
+
+
+class SlotTimings(Struct, omit_defaults=True):
+    """How long it took, in milliseconds."""
+
+    save_ms: float | UnsetType = UNSET
+    restore_ms: float | UnsetType = UNSET
+
+
+class SlotFileResponse(Struct, kw_only=True):
+    """What was saved, restored or erased: tokens, and bytes of the file."""
+
+    id_slot: int
+    filename: str | UnsetType = UNSET
+    n_saved: int | UnsetType = UNSET
+    n_written: int | UnsetType = UNSET
+    n_restored: int | UnsetType = UNSET
+    n_read: int | UnsetType = UNSET
+    n_erased: int | UnsetType = UNSET
+    timings: SlotTimings | UnsetType = UNSET
+
+
 class SlotToken(Struct):
     """How far a sequence is; −1: there is none."""
 

@@ -1,0 +1,71 @@
+"""`PageTransfer`: contents of cached pages from a device to the host and back, a few at a time, beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph.batch import PAGE
+from ..runtime.page_records import Bytes
+from ..runtime.prefix_cache import PrefixCache
+from ..runtime.runner import Runner
+
+RECORD_BYTES = 16 << 20  # written at once: several threads read a conversation, and a bad file loses little of it
+_COPY_BYTES = 4 << 20  # read back at once: a fifth of a millisecond of a GPU's link
+
+
+@dataclass(frozen=True)
+class PageTransfer:
+    """Between the pages of a runner's prefix cache and arrays, of each tensor [pages, bytes]."""
+
+    runner: Runner
+    cache: PrefixCache
+
+    @property
+    def pages_at_once(self) -> int:
+        """How many make a record."""
+        return max(1, RECORD_BYTES // max(1, self.runner.page_bytes))
+
+    def read(self, find: Callable[[], Sequence[int]]) -> list[Bytes] | None:
+        """The contents of the cached pages that `find` gives, with the lock. None: there are none, or a step failed."""
+        runner, cache = self.runner, self.cache
+        with runner.lock:
+            age, pages = cache.age, list(find())
+            runner.pool.retain(pages)
+        try:
+            at_once = max(1, _COPY_BYTES // max(1, runner.page_bytes))
+            parts = [runner.read_pages(pages[i : i + at_once])() for i in range(0, len(pages), at_once)]
+        finally:
+            with runner.lock:
+                runner.pool.release(reversed(pages))
+        if not parts or cache.age != age:  # nobody knows what is in pages after an error
+            return None
+        return [np.concatenate(tensor) for tensor in zip(*parts, strict=True)]
+
+    def write(self, ids: Sequence[int], client: str | None, known: int, contents: Iterable[Sequence[Bytes]]) -> int:
+        """Contents of pages into the prefix cache of a client, some pages at a time. How many pages came.
+
+        They are those of these tokens, but for the first `known`, which were cached a moment ago.
+        """
+        runner, cache = self.runner, self.cache
+        with runner.lock:
+            age, pages = cache.age, cache.pages_of(ids, client)[:known]
+            runner.pool.retain(pages)
+        arrived: Callable[[], object] = int
+        try:
+            for part in contents if len(pages) == known else ():
+                with runner.lock:
+                    if cache.age != age:
+                        break
+                    taken = runner.take_pages(len(part[0]))
+                    pages += taken  # which are given back in any case
+                    written = runner.write_pages(taken, part)
+                    cache.insert(ids, pages, min(len(ids), len(pages) * PAGE), client)
+                arrived()  # of the part before: one is on its way while the next is read
+                arrived = written
+            return len(pages) - known
+        finally:
+            with runner.lock:
+                runner.pool.release(reversed(pages))
