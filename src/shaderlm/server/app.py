@@ -224,7 +224,7 @@ async def _slot(service: Service, request: Request) -> Response:
     body = decode(raw or b"{}", SlotFileRequest)
     action, client = request.query_params.get("action", ""), request.scope[CLIENT]
     number = request.path_params["id"]
-    return _json(await service.prepare(slots.change, served, number, action, body.filename, client))
+    return _json(await service.prepare(slots.change, served.slots, number, action, body.filename, client))
 
 
 async def _rerank(service: Service, request: Request) -> Response:

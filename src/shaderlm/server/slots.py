@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from ..engine import Handle, LanguageModel
 from ..engine.model_identity import identity_of
@@ -20,9 +19,6 @@ from ..errors import DeviceError, InputError
 from ..runtime.disk_cache import keyed, read_salt
 from .errors import ApiError
 from .types.llama_server import SlotFileResponse, SlotTimings
-
-if TYPE_CHECKING:
-    from .served import ServedModel
 
 MAX_SLOTS = 256  # of a client: numbers above are not remembered
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]{0,199}")
@@ -114,9 +110,8 @@ class SlotFiles:
         return folder / name
 
 
-def change(served: ServedModel, number: str, action: str, name: str | None, client: str | None) -> SlotFileResponse:
+def change(slots: SlotFiles | None, number: str, action: str, name: str | None, client: str | None) -> SlotFileResponse:
     """Save, restore or erase a slot."""
-    slots = served.slots
     if slots is None:
         raise ApiError(501, "slots are not saved here; start the server with --slot-save-path DIR")
     if not number.isascii() or not number.isdecimal() or len(number) > 9 or int(number) >= MAX_SLOTS:
