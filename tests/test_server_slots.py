@@ -19,8 +19,6 @@ from shaderlm.server.slots import checked_name
 from .serving import running
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
-
 PROMPT = [3 + i * 7 % 200 for i in range(300)]
 
 
