@@ -428,9 +428,7 @@ def test_calls_and_items_of_a_response(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("store", True),
         ("background", True),
-        ("previous_response_id", "resp_1"),
         ("conversation", "c"),
         ("truncation", "auto"),
         ("include", ["file_search_call.results"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .conversation import Conversation, function_tool, join_text, named_tool
+from .conversation import Conversation, check_hosted, function_tool, join_text, named_tool
 from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, options_of
 from .output import OutputParser, finish_of, new_id, output_of
@@ -62,7 +62,9 @@ class Messages(Prepared):
             content.append(types.ThinkingBlock(answer.reasoning, ""))
         if answer.content or not answer.calls:
             content.append(types.TextBlock(answer.content))
-        content += [types.ToolUseBlock(new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls]
+        content += [
+            types.ToolUseBlock(call.id or new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls
+        ]
         return self.message(handle, content, parser.called)
 
     def writer(self, handles: Sequence[Handle]) -> MessagesWriter:
@@ -102,7 +104,7 @@ class MessagesWriter(Writer):
 
     def _call(self, call: CallDelta) -> Iterator[types.Event]:
         if call.name is not None:
-            yield from self._open(f"call {call.index}", types.ToolUseBlock(new_id("toolu_"), call.name, {}))
+            yield from self._open(f"call {call.index}", types.ToolUseBlock(call.id or new_id("toolu_"), call.name, {}))
         if call.arguments:
             yield types.BlockDelta(self._index, types.InputJsonDelta(call.arguments))
 
@@ -115,6 +117,8 @@ class MessagesWriter(Writer):
         yield types.BlockStart(self._index, block)
 
     def _close(self) -> Iterator[types.Event]:
+        if self._kind == "thinking":
+            yield types.BlockDelta(self._index, types.SignatureDelta(""))
         if self._kind:
             yield types.BlockStop(self._index)
         self._kind = ""
@@ -181,13 +185,8 @@ def conversation_of(body: types.CountTokensRequest) -> Conversation:
         kwargs["reasoning_effort"] = body.output_config.effort
     choice = body.tool_choice
     return Conversation(
-        messages,
-        tools=[
-            function_tool(
-                name=tool.name, parameters=tool.input_schema, description=tool.description, strict=tool.strict
-            )
-            for tool in body.tools or ()
-        ],
+        _with_thoughts_of(body, messages),
+        tools=_functions(body.tools or ()),
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         thinking=None if thinking is None else thinking.type != "disabled",
@@ -195,6 +194,39 @@ def conversation_of(body: types.CountTokensRequest) -> Conversation:
         template_kwargs=kwargs,
         continue_final_message=body.messages[-1].role == "assistant",
     )
+
+
+def _functions(tools: Sequence[types.AnthropicTool]) -> list[dict[str, Any]]:
+    """Tools that the client runs, without those of Anthropic."""
+    hosted = [(i, tool.type) for i, tool in enumerate(tools) if tool.type not in (None, "custom")]
+    functions = []
+    for i, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            continue
+        if tool.input_schema is None:
+            place = f"tools[{i}].input_schema"
+            raise ApiError(400, f"{place} is missing: give the JSON schema of what {tool.name} takes", param=place)
+        functions.append(
+            function_tool(
+                name=tool.name, parameters=tool.input_schema, description=tool.description, strict=tool.strict
+            )
+        )
+    check_hosted([(i, str(kind)) for i, kind in hosted], len(functions))
+    return functions
+
+
+def _with_thoughts_of(body: types.CountTokensRequest, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with thoughts of as many of the last turns as `context_management` keeps."""
+    edits = (body.context_management.edits or []) if body.context_management is not None else []
+    kept = [edit.keep.value for edit in edits if isinstance(edit.keep, types.ThinkingTurns)]
+    if not kept:
+        return messages
+    places = [i for i, message in enumerate(messages) if "reasoning_content" in message]
+    dropped = set(places[: max(0, len(places) - min(kept))])
+    return [
+        {key: value for key, value in message.items() if i not in dropped or key != "reasoning_content"}
+        for i, message in enumerate(messages)
+    ]
 
 
 def _messages(i: int, message: types.AnthropicMessage) -> list[dict[str, Any]]:
@@ -216,6 +248,8 @@ def _messages(i: int, message: types.AnthropicMessage) -> list[dict[str, Any]]:
             calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, types.ThinkingBlock) and message.role == "assistant":
             thoughts.append(block.thinking)
+        elif isinstance(block, types.RedactedThinkingBlock) and message.role == "assistant":
+            continue
         else:
             kind = type(block).__struct_config__.tag
             where = f"messages[{i}].content"

@@ -69,7 +69,8 @@ from .types.ollama import (
     OllamaVersion,
 )
 from .types.openai import ChatRequest, Model, ModelList
-from .types.responses import ResponsesRequest
+from .types.responses import DeletedResponse, ResponsesRequest
+from .types.responses import Response as StoredResponse
 from .web import Export
 
 LARGE_BODY_BYTES = 1 << 20
@@ -152,8 +153,12 @@ def _generating(kind: type[Prepared]) -> Handler:
             if kind.unloads(body):
                 return await _unloaded(service, kind, body)
             served = await use_model(service, request, body.model, keep_seconds(body))
-            is_now = is_small and is_quick(body)
-            prepared = kind(served, body) if is_now else await service.prepare(kind, served, body)
+            is_now, client = is_small and is_quick(body), request.scope[CLIENT]
+            whole = body
+            if getattr(body, "previous_response_id", None) is not None:
+                whole = await service.prepare(kind.recall, body, service.responses, client)
+            prepared = kind(served, whole) if is_now else await service.prepare(kind, served, whole)
+            prepared.remember(body, service.responses, client)
         return await respond(service, prepared, request)
 
     return handler
@@ -216,6 +221,17 @@ async def _metrics(service: Service, request: Request) -> Response:
 def _input_tokens(served: ServedModel, body: ChatRequest) -> CountTokensResponse:
     served.check_name(body.model)
     return CountTokensResponse(len(conversation_of(body).ids(served)))
+
+
+async def _stored_response(service: Service, request: Request) -> Response:
+    stored = service.responses.response(request.scope[CLIENT], request.path_params["response_id"])
+    return Response(stored, media_type="application/json")
+
+
+async def _forget_response(service: Service, request: Request) -> Response:
+    response_id = request.path_params["response_id"]
+    service.responses.remove(request.scope[CLIENT], response_id)
+    return _json(DeletedResponse(id=response_id))
 
 
 async def _slot(service: Service, request: Request) -> Response:
@@ -356,6 +372,21 @@ ENDPOINTS: list[Endpoint] = [
         api="OpenAI",
         errors=(404,),
         aliases=("/responses/input_tokens",),
+    ),
+    *(
+        Endpoint(
+            *("/v1/responses/{response_id}", summary, None, kind),
+            method=method,
+            handler=handler,
+            api="OpenAI",
+            errors=(404,),
+            parameters=("response_id",),
+            aliases=("/responses/{response_id}",),
+        )
+        for method, summary, kind, handler in (
+            ("GET", "A response that is kept", StoredResponse, _stored_response),
+            ("DELETE", "Forget a response", DeletedResponse, _forget_response),
+        )
     ),
     _post("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse, llama_server.tokenize),
     _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from ..engine import Delta, Handle
 from ..text.chat_output import ChatDelta as Part
 from ..text.chat_output import ContentDelta, ReasoningDelta
-from .conversation import Conversation, function_tool, join_text, named_tool, thinking_of
+from .conversation import Conversation, allowed_tools, function_tool, join_text, named_tool, thinking_of
 from .errors import ApiError
 from .generation import openai_options, repeated, timings_of, usage_of
 from .llama_server import completion_of
@@ -68,7 +68,7 @@ class Chat(Prepared):
     def _choice(self, index: int, handle: Handle, parser: OutputParser) -> types.ChatChoice:
         answer = output_of(handle, parser)
         calls = [
-            types.ToolCall(id=new_id("call_"), function=types.FunctionCall(call.name, call.arguments))
+            types.ToolCall(id=call.id or new_id("call_"), function=types.FunctionCall(call.name, call.arguments))
             for call in answer.calls
         ]
         message = types.AssistantMessage(
@@ -149,7 +149,7 @@ def _chat_delta(part: Part) -> types.ChatDelta:
         return types.ChatDelta(reasoning_content=part.text)
     call = types.ToolCallDelta(index=part.index, function=types.DeltaFunction(part.arguments))
     if part.name is not None:
-        call.id, call.type, call.function.name = new_id("call_"), "function", part.name
+        call.id, call.type, call.function.name = part.id or new_id("call_"), "function", part.name
     return types.ChatDelta(tool_calls=[call])
 
 
@@ -186,12 +186,21 @@ def conversation_of(body: types.ChatRequest) -> Conversation:
     return Conversation(
         messages,
         tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
-        tool_choice=named_tool(choice.function.name) if isinstance(choice, types.NamedTool) else choice,
+        tool_choice=_tool_choice(choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         continue_final_message=continues,
         add_generation_prompt=body.add_generation_prompt is not False,
         **thinking_of(body, body.reasoning_effort),
     )
+
+
+def _tool_choice(choice: Any) -> str | dict[str, Any] | None:
+    """As the engine takes it."""
+    if isinstance(choice, types.NamedTool):
+        return named_tool(choice.function.name)
+    if isinstance(choice, types.AllowedToolChoice):
+        return allowed_tools(choice.allowed_tools.mode, [tool.function.name for tool in choice.allowed_tools.tools])
+    return cast("str | None", choice)
 
 
 def template_message(i: int, message: types.Message) -> dict[str, Any]:

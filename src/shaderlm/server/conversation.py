@@ -92,6 +92,22 @@ def named_tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed_tools(mode: str, names: Sequence[str]) -> dict[str, Any]:
+    """The choice of some tools, which alone may be called."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named_tool(name) for name in names]}}
+
+
+def check_hosted(hosted: Sequence[tuple[int, str]], functions: int) -> None:
+    """Tools that a provider runs itself are not there: without functions beside them, they are an error.
+
+    Agents name them in every request and go on without; who asks for nothing else would wait for a search in vain.
+    """
+    if hosted and not functions:
+        i, kind = hosted[0]
+        message = f"this server does not run {kind[:80]!r}; it calls functions, which the client runs: give some"
+        raise ApiError(400, f"tools[{i}]: {message}", param=f"tools[{i}].type")
+
+
 def join_text(content: str | Sequence[TextPart | InputPart | TextBlock]) -> str:
     """The text of a content that may come in parts."""
     return content if isinstance(content, str) else join_parts(part.text for part in content)

@@ -18,7 +18,7 @@ _MEANINGS = {
     400: "The request is wrong: the message says where",
     401: "The server needs a key",
     403: "Pages of this origin may not use the server",
-    404: "There is no such model",
+    404: "There is no such model, or no such response",
     413: "The body is too large",
     429: "As many requests run and wait as may; Retry-After says when to try again",
     500: "The server failed",
@@ -30,6 +30,7 @@ _WITH_BODY = (400, 413)
 _PARAMETERS = {
     "id": {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
     "model": {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+    "response_id": {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}},
     "model_name": {
         "name": "model",
         "in": "query",

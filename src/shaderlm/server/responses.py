@@ -1,19 +1,21 @@
-"""OpenAI's `/v1/responses`: text and function calls, whole or as events. Nothing is stored."""
+"""OpenAI's `/v1/responses`: text and function calls, whole or as events. A response can be continued by its id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
+import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ReasoningDelta
-from .conversation import Conversation, function_tool, join_text, named_tool, thinking_of
+from .conversation import Conversation, allowed_tools, check_hosted, function_tool, join_text, named_tool, thinking_of
 from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, Progress, check_supported, max_tokens, options_of, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
+from .response_store import ResponseStore
 from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
 from .types import responses as types
@@ -45,7 +47,23 @@ class Responses(Prepared):
         if self.logprobs:
             options["logprobs"] = body.top_logprobs or 0
         options |= _response_format(body.text)
+        self._keep: Callable[[types.Response], None] | None = None
         self.requests = [conversation_of(body).request(served, options)]
+
+    @classmethod
+    def recall(cls, body: Any, store: ResponseStore, client: str | None) -> Any:
+        """The body with the items of the response that it goes on from."""
+        if body.previous_response_id is None:
+            return body
+        return msgspec.structs.replace(
+            body, input=[*store.items(client, body.previous_response_id), *_input_items(body.input)]
+        )
+
+    def remember(self, body: Any, store: ResponseStore, client: str | None) -> None:
+        """The response is kept once it is whole. `body`: as it came, without the items of others."""
+        if body.store is not False:
+            items, parent = _input_items(body.input), body.previous_response_id
+            self._keep = lambda made: store.add(client, parent, items, made)
 
     def snapshot(
         self,
@@ -67,12 +85,14 @@ class Responses(Prepared):
             metadata=body.metadata or {},
             model=self.served.name,
             output=output,
+            previous_response_id=body.previous_response_id,
+            store=self._keep is not None,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             reasoning=body.reasoning or types.ReasoningOptions(),
             temperature=sampling.temperature,
             text=body.text or types.TextOptions(),
             tool_choice=body.tool_choice or "auto",
-            tools=body.tools or [],
+            tools=[tool for tool in body.tools or () if tool.type == "function"],
             top_p=sampling.top_p,
             usage=usage,
             user=body.user,
@@ -85,7 +105,10 @@ class Responses(Prepared):
         input_tokens = usage.prompt_tokens, usage.prompt_tokens_details
         output_tokens = usage.completion_tokens, usage.completion_tokens_details
         counts = types.ResponsesUsage(*input_tokens, *output_tokens, usage.total_tokens)
-        return self.snapshot(finish_of(handle).responses, output.items, counts)
+        made = self.snapshot(finish_of(handle).responses, output.items, counts)
+        if self._keep is not None:
+            self._keep(made)
+        return made
 
     def response(self, handles: Sequence[Handle]) -> types.Response:
         """The whole response."""
@@ -169,7 +192,11 @@ class Output:
         if call.name is not None:
             yield from self._open(
                 types.CallItem(
-                    id=new_id("fc_"), call_id=new_id("call_"), name=call.name, arguments="", status="in_progress"
+                    id=new_id("fc_"),
+                    call_id=call.id or new_id("call_"),
+                    name=call.name,
+                    arguments="",
+                    status="in_progress",
                 )
             )
         item = self._last
@@ -271,6 +298,9 @@ def _response_format(text: types.TextOptions | None) -> dict[str, Any]:
 def count_tokens(served: ServedModel, body: types.ResponsesRequest) -> CountTokensResponse:
     """Tokens of the prompt that a response would have."""
     served.check_name(body.model)
+    if body.previous_response_id is not None:
+        message = "tokens are counted of items that are given; send those of the conversation"
+        raise ApiError(400, message, param="previous_response_id")
     return CountTokensResponse(len(conversation_of(body).ids(served)))
 
 
@@ -290,14 +320,40 @@ def conversation_of(body: types.ResponsesRequest) -> Conversation:
     choice = body.tool_choice
     return Conversation(
         messages,
-        tools=[
-            function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-            for tool in body.tools or ()
-        ],
-        tool_choice=named_tool(choice.name) if isinstance(choice, types.ResponsesNamedTool) else choice,
+        tools=_functions(body.tools or ()),
+        tool_choice=_tool_choice(choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         **thinking_of(body, body.reasoning.effort if body.reasoning is not None else None),
     )
+
+
+def _input_items(given: str | list[types.InputItem]) -> list[types.InputItem]:
+    return [types.InputItem(type="message", role="user", content=given)] if isinstance(given, str) else given
+
+
+def _functions(tools: Sequence[types.ResponsesTool]) -> list[dict[str, Any]]:
+    """Tools that the client runs, without those of OpenAI."""
+    functions = []
+    for i, tool in enumerate(tools):
+        if tool.type != "function":
+            continue
+        if tool.name is None:
+            raise ApiError(400, f"tools[{i}].name is missing: a function has one", param=f"tools[{i}].name")
+        functions.append(
+            function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+        )
+    check_hosted([(i, tool.type) for i, tool in enumerate(tools) if tool.type != "function"], len(functions))
+    return functions
+
+
+def _tool_choice(choice: types.ResponsesToolChoice | None) -> str | dict[str, Any] | None:
+    """As the engine takes it."""
+    if isinstance(choice, types.ResponsesNamedTool):
+        return named_tool(choice.name)
+    if isinstance(choice, types.ResponsesAllowedTools):
+        _functions(choice.tools)
+        return allowed_tools(choice.mode, [str(tool.name) for tool in choice.tools if tool.type == "function"])
+    return choice
 
 
 def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem) -> None:

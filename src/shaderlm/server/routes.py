@@ -16,6 +16,7 @@ from .durations import seconds_of
 from .errors import ApiError
 from .generation import Progress, timings_of
 from .output import new_id
+from .response_store import ResponseStore
 from .served import FINGERPRINT, ServedModel
 from .types.common import Usage
 from .types.openai import ChatChunk, CompletionResponse
@@ -117,6 +118,14 @@ class Prepared(ABC):
             "model": self.served.name,
             "system_fingerprint": FINGERPRINT,
         }
+
+    @classmethod
+    def recall(cls, body: Any, store: ResponseStore, client: str | None) -> Any:
+        """The body with what it goes on from, of what the server keeps for this client."""
+        return body
+
+    def remember(self, body: Any, store: ResponseStore, client: str | None) -> None:  # noqa: B027 (most are not kept)
+        """The answer to a body is to be kept, if it can be continued."""
 
     @classmethod
     def unloads(cls, body: Any) -> bool:

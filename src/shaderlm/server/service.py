@@ -16,6 +16,7 @@ from .metrics import ModelNumbers
 from .model_facts import FactReader
 from .models import HostedModel, Models, ModelSource
 from .pulls import Pulls
+from .response_store import ResponseStore
 from .served import ServedModel
 
 PREPARING_THREADS = 16
@@ -90,6 +91,7 @@ class Service:
         self.models = models if isinstance(models, Models) else one_model(models)
         self.limits, self._reload, self.facts = limits, reload, FactReader()
         self.coalescing = WriteCoalescing()
+        self.responses = ResponseStore()
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         # Requests wait here for templates and grammars, which may take seconds: nothing else does.
         self._preparing = ThreadPoolExecutor(PREPARING_THREADS, "prepare")

@@ -49,7 +49,20 @@ def read_tools(descriptions: Any, choice: Any, parallel: bool = True) -> ToolCho
         raise InputError(f"tool_choice is {choice!r}, but there are no tools; give tools, or leave it out")
     if choice == "required":
         return ToolChoice(tools, True, parallel)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _allowed_tools(choice, tools, parallel)
     return ToolChoice((_named_tool(choice, tools),), True, False)
+
+
+def _allowed_tools(choice: Any, tools: Sequence[Tool], parallel: bool) -> ToolChoice:
+    """Some of the tools. The model is told all: what is cached of a prompt stays good."""
+    allowed = choice.get("allowed_tools")
+    listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(listed, (list, tuple)) or not listed or allowed.get("mode") not in ("auto", "required"):
+        expected = "{'allowed_tools': {'mode': 'auto' or 'required', 'tools': [{'type': 'function', …}]}}"
+        raise InputError(f"tool_choice of the type allowed_tools must have {expected}, got {reprlib.repr(choice)}")
+    names = {_named_tool(each, tools).name for each in listed}
+    return ToolChoice(tuple(tool for tool in tools if tool.name in names), allowed["mode"] == "required", parallel)
 
 
 def _named_tool(choice: Any, tools: Sequence[Tool]) -> Tool:

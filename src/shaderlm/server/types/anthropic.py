@@ -33,6 +33,12 @@ class ThinkingBlock(Struct, tag="thinking", omit_defaults=True):
     signature: str | None = None
 
 
+class RedactedThinkingBlock(Struct, tag="redacted_thinking"):
+    """Thoughts that only Anthropic can read. They are left out."""
+
+    data: str
+
+
 class ToolUseBlock(Struct, tag="tool_use", omit_defaults=True):
     """A call that the model made."""
 
@@ -51,20 +57,26 @@ class ToolResultBlock(Struct, kw_only=True, tag="tool_result"):
     cache_control: CacheControl | None = None
 
 
+InputBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
 class AnthropicMessage(Struct):
     """One message, of text, thoughts, calls and their results."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]
+    content: str | list[InputBlock]
 
 
 class AnthropicTool(Struct, kw_only=True):
-    """A function that the model may call. Tools that Anthropic runs itself are not there."""
+    """A function that the model may call. Tools of another type are Anthropic's own: they are not there.
+
+    They are left out where there are functions, too, and an error where there are none.
+    """
 
     name: NonEmpty
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     description: str | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -99,6 +111,25 @@ class OutputConfig(Struct, kw_only=True):
     effort: str | None = None
 
 
+class ThinkingTurns(Struct, tag_field="type", tag="thinking_turns"):
+    """So many of the last turns."""
+
+    value: Count
+
+
+class ContextEdit(Struct, kw_only=True):
+    """Which thoughts of earlier turns the model sees again."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | ThinkingTurns | None = None
+
+
+class ContextManagement(Struct, kw_only=True):
+    """What is left out of the conversation. Thoughts alone can be."""
+
+    edits: list[ContextEdit] | None = None
+
+
 class Metadata(Struct, kw_only=True):
     """Whom the request is for. Has no effect."""
 
@@ -115,6 +146,7 @@ class CountTokensRequest(SamplingFields, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     # These have other names here, or no place in a message.
     stop: Annotated[Any, only()] = None
     n_predict: Annotated[Any, only()] = None
@@ -138,7 +170,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None
-    context_management: Annotated[Any, only({})] = None
     inference_geo: Annotated[Any, only()] = None
     diagnostics: Annotated[Any, only({})] = None
 
@@ -223,6 +254,12 @@ class ThinkingDelta(Struct, tag="thinking_delta"):
     thinking: str
 
 
+class SignatureDelta(Struct, tag="signature_delta"):
+    """The signature of thoughts, before their end. It is empty."""
+
+    signature: str
+
+
 class InputJsonDelta(Struct, tag="input_json_delta"):
     """More of a call's arguments."""
 
@@ -233,7 +270,7 @@ class BlockDelta(Struct, tag="content_block_delta"):
     """More of a block."""
 
     index: int
-    delta: TextDelta | ThinkingDelta | InputJsonDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class BlockStop(Struct, tag="content_block_stop"):

@@ -129,11 +129,23 @@ class FunctionName(Struct):
     name: NonEmpty
 
 
-class NamedTool(Struct):
+class NamedTool(Struct, tag_field="type", tag="function"):
     """The one tool that must be called."""
 
-    type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Struct):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+class AllowedToolChoice(Struct, tag_field="type", tag="allowed_tools"):
+    """Some of the tools, which alone may be called."""
+
+    allowed_tools: AllowedTools
 
 
 class ChatRequest(ConversationFields, kw_only=True):
@@ -146,7 +158,7 @@ class ChatRequest(ConversationFields, kw_only=True):
     logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None

@@ -11,12 +11,13 @@ from .common import (
     ConversationFields,
     Count,
     JsonSchemaSpec,
+    NonEmpty,
     PromptProgress,
     PromptTokensDetails,
     Timings,
     only,
 )
-from .openai import ChatLogprob, Function, FunctionName
+from .openai import ChatLogprob, FunctionName
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -46,16 +47,31 @@ class InputItem(Struct, kw_only=True):
     status: str | None = None
 
 
-class ResponsesTool(Function, kw_only=True):
-    """A function that the model may call. Tools that OpenAI runs itself are not there."""
+class ResponsesTool(Struct, kw_only=True):
+    """A function that the model may call. Tools of another type are those that OpenAI runs itself: they are not there.
 
-    type: Literal["function"]
+    They are left out where there are functions, too, and an error where there are none.
+    """
+
+    type: str
+    name: NonEmpty | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-class ResponsesNamedTool(FunctionName, kw_only=True):
+class ResponsesNamedTool(FunctionName, kw_only=True, tag_field="type", tag="function"):
     """The one tool that must be called."""
 
-    type: Literal["function"]
+
+class ResponsesAllowedTools(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Some of the tools, which alone may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponsesTool], Meta(min_length=1)]
+
+
+ResponsesToolChoice = Literal["none", "auto", "required"] | ResponsesNamedTool | ResponsesAllowedTools
 
 
 class TextFormat(JsonSchemaSpec, kw_only=True):
@@ -87,7 +103,7 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
+    tool_choice: ResponsesToolChoice | None = None
     reasoning: ReasoningOptions | None = None
     # These have other names here, or no place in a response.
     n_predict: Annotated[Any, only()] = None
@@ -95,7 +111,8 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     # Known, and honoured only with the value that changes nothing.
     background: Annotated[Any, only(False)] = None
     conversation: Annotated[Any, only()] = None
-    previous_response_id: Annotated[Any, only()] = None
+    previous_response_id: str | None = None
+    store: bool | None = None  # None: it is kept
     prompt: Annotated[Any, only()] = None
     include: list[str] | None = None
     max_tool_calls: Annotated[Any, only()] = None
@@ -172,6 +189,14 @@ class Incomplete(Struct):
     reason: Literal["max_output_tokens"]
 
 
+class DeletedResponse(Struct, kw_only=True):
+    """A response is forgotten."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
 class ResponsesError(Struct):
     """Why a response failed."""
 
@@ -194,12 +219,12 @@ class Response(Struct, kw_only=True):
     model: str
     output: list[Item]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     reasoning: ReasoningOptions
-    store: Literal[False] = False
+    store: bool
     temperature: float
     text: TextOptions
-    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool
+    tool_choice: ResponsesToolChoice
     tools: list[ResponsesTool]
     top_p: float
     truncation: Literal["disabled"] = "disabled"
