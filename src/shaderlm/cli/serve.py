@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,7 +266,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         check_device(options["device"], options["backend"])
         served_models = several_models(models, options, lambda name, own: _loader(name, own, limits, keys))
     elif not hosts_only:
-        served_models = _loader(next(iter(models), None), options, limits, keys, check=True)
+        served_models = _loader(next(iter(models), None), options, limits, keys, only=True)
         if options["sleep_idle_seconds"] >= 0:
             served_models = sleeping_model(served_models, options)
 
@@ -447,18 +448,19 @@ def _check_options(model: str | None, options: dict[str, Any]) -> str | None:
 
 
 def _loader(
-    model: str | None, options: dict[str, Any], limits: Limits, keys: Sequence[str], *, check: bool = False
+    model: str | None, options: dict[str, Any], limits: Limits, keys: Sequence[str], *, only: bool = False
 ) -> Callable[[], ServedModel]:
-    """What loads a model with its options. `check`: look at its file now."""
+    """What loads a model with its options. `only`: there is no other one, and its file is looked at now."""
     from ..formats.default_model import NAME as DEFAULT_MODEL
     from ..server.loading import serve_model
 
     template = _check_options(model, options)
-    if check:
+    if only:
         _check_model(model, options["device"], options["backend"], options["ctx_size"], options["ignore_keys"])
     if model is not None and is_synthetic(model):
         options = {**options, "aliases": options["aliases"] or (model,)}  # there is no file whose name it could have
-    serve_options = _serve_options(template, limits, keys, options)
+    # Streams of other models would stop for half a second.
+    serve_options = replace(_serve_options(template, limits, keys, options), prepare_grammars=only)
     same = ["backend", "precision", "ignore_keys", "quantize", "deterministic", "draft"]
     same += ["draft_tokens"] if options["draft_tokens"] is not None else []
     how = {name: options[name] for name in same} | {"context": options["ctx_size"], "tune": not options["no_tune"]}

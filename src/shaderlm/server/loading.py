@@ -45,6 +45,7 @@ class ServeOptions:
     slot_save_path: str | None = None  # a folder that clients save slots into
     keys: tuple[str, ...] = field(default=(), repr=False)  # of clients, in the order by which requests name them
     warmup: bool = True
+    prepare_grammars: bool = True  # in the warm-up; half a second in which no other thread runs
 
 
 def serve_model(
@@ -75,8 +76,9 @@ def serve_model(
         if options.warmup:
             with status("compiling kernels"):
                 model.runner.warm_up()
-            with suppress(InputError):  # without llguidance, requests that need it are told so
-                model.prepare_grammars()
+            if options.prepare_grammars:
+                with suppress(InputError):  # without llguidance, requests that need it are told so
+                    model.prepare_grammars()
     except BaseException:
         model.close()
         raise
