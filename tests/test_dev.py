@@ -75,6 +75,38 @@ def test_the_installer_that_fails_is_named(tmp_path: Path) -> None:
     assert "a package index that uv is configured for" in done.stderr
 
 
+SHADERLM = """#!/bin/sh
+echo "An answer"
+"""
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, 0), (5, 5)])
+def test_a_demo_without_an_adapter_says_once_what_did_not_run(tmp_path: Path, code: int, status: int) -> None:
+    """The answer is there, so it is no error; a probe that fails in another way is one."""
+    shutil.copy(ROOT / "dev", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    text = PYTHON.format(code=0, real=sys.executable)
+    found = 'echo "An Adapter (software, Vulkan)"'
+    assert found in text
+    scripts = {"python": text.replace(found, f"echo none >&2; exit {code}"), "shaderlm": SHADERLM}
+    scripts["ldconfig"] = "#!/bin/sh\necho libvulkan.so\n"  # a loader without a driver: nothing is installed
+    for name, script in scripts.items():
+        (folder / name).write_text(script, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    folders = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "uv").exists()]
+    environment = {**os.environ, "PATH": os.pathsep.join([str(folder), *folders])}
+    done = subprocess.run([tmp_path / "dev", "demo"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert 'generate "Why is the sky blue?" -n 64 --verbose\nAn answer\n' in done.stdout
+    if status == 0:
+        assert done.stdout.endswith("An answer\n== The CPU answered. The WGSL kernels did not run: none\n")
+        assert done.stderr.startswith("To run them, install one of these, then run this again:\n  any GPU")
+    else:
+        assert done.stderr == "none\ndev: python -m shaderlm.gpu.probe ended with status 5; expected 0 or 3.\n"
+
+
 # apt-get as it is in a fresh Debian: it knows no package before an update, and one at a time may update.
 APT_GET = """#!/bin/sh
 case "$*" in
