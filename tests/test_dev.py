@@ -107,6 +107,26 @@ def test_a_demo_without_an_adapter_says_once_what_did_not_run(tmp_path: Path, co
         assert done.stderr == "none\ndev: python -m shaderlm.gpu.probe ended with status 5; expected 0 or 3.\n"
 
 
+INTERRUPTED_PYTHON = """#!/bin/sh
+case "$*" in
+  *"-m venv"*) echo Traceback >&2; kill -INT $$ ;;
+  *) exec "{real}" "$@" ;;
+esac
+"""
+
+
+def test_ctrl_c_while_the_environment_is_made_prints_nothing(tmp_path: Path) -> None:
+    """Python would print the traceback of venv. The next run begins again."""
+    shutil.copy(ROOT / "dev", tmp_path)
+    (tmp_path / "python").write_text(INTERRUPTED_PYTHON.format(real=sys.executable), encoding="utf-8")
+    (tmp_path / "python").chmod(0o755)
+    folders = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "uv").exists()]
+    environment = {**os.environ, "PATH": os.pathsep.join(folders), "PYTHON": str(tmp_path / "python")}
+    done = subprocess.run([tmp_path / "dev", "setup"], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert (tmp_path / ".venv" / ".unfinished").exists()
+
+
 # apt-get as it is in a fresh Debian: it knows no package before an update, and one at a time may update.
 APT_GET = """#!/bin/sh
 case "$*" in
