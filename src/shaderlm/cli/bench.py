@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ..errors import InputError
 from ..models.shapes import MODELS
 from .arguments import CommandGroup
 from .bench_serve import serve
 from .loading import console, count_bar, spoken
-from .models import described
+from .models import described, load_any
 from .options import adapter_option, backend_option, json_option, tune_option
 from .speed import measure_models, numbers_above_0, speed_options
 
@@ -44,7 +45,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure the speed of models, with the tests of llama-bench.
 
     `bench kernels` compares single kernels with their baselines instead, `bench rows` times the products of a layer
-    over the number of rows, and `bench serve` measures an HTTP server under load.
+    over the number of rows, `bench restore` measures the cache on disk, and `bench serve` an HTTP server under load.
     """
     named = ctx.invoked_subcommand
     if named is None:
@@ -147,6 +148,56 @@ def kernels(
     if interrupted:
         err.print(f"interrupted after {len(rows)} of {len(chosen)} comparisons")
         sys.exit(130)
+
+
+@bench.command()
+@click.option("-m", "--model", default=ROWS_MODELS[0], show_default=True, help="As for `bench`.")
+@click.option("--device", default="auto", show_default=True, help="As for generate.")
+@backend_option
+@tune_option
+@click.option("--tokens", type=click.IntRange(1), default=8000, show_default=True, help="Of the conversation.")
+@click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, metavar="N")
+@click.option("--cold", is_flag=True, help="Read files from the disk, not from the system's memory.")
+@click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="An empty folder on the disk to measure.  [default: a temporary one]",
+)
+@json_option
+def restore(
+    model: str,
+    device: str,
+    backend: Backend,
+    no_tune: bool,
+    tokens: int,
+    repetitions: int,
+    cold: bool,
+    cache_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Time how soon a conversation is back that is on disk.
+
+    Its prompt is computed and written to files, the model is loaded again, and the prompt is restored: to the first
+    token, which must be the same.
+    """
+    from dataclasses import asdict
+    from functools import partial
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from ..bench import restore as measuring
+
+    load = partial(load_any, model, device, backend=backend, tune=not no_tune, context=None)
+    with TemporaryDirectory(prefix="shaderlm-") as temporary, spoken() as say:
+        folder = Path(cache_dir or temporary)
+        if folder.exists() and any(folder.iterdir()):
+            raise InputError(f"--cache-dir {folder} is not empty; give a folder that is")
+        result = measuring.measure(load, folder, tokens, repetitions, cold=cold, say=say)
+    if as_json:
+        print(json.dumps(asdict(result), indent=1))
+    else:
+        print("\n".join(measuring.lines(result)))
 
 
 @bench.command()

@@ -27,8 +27,8 @@ from .page_transfer import PageTransfer
 
 _WAITING = 256  # prompts that wait to be written; then the oldest is left out
 _FLUSH_SECONDS = 10.0  # that the end of an engine waits for what is not written yet
-_READERS = min(8, os.cpu_count() or 1)  # threads that read files
-_AHEAD = _READERS + 2  # files that are read before they are uploaded
+READERS = min(8, os.cpu_count() or 1)  # threads that read files
+_AHEAD = READERS + 2  # files that are read before they are uploaded
 _log = logging.getLogger("shaderlm")
 
 
@@ -55,7 +55,7 @@ class DiskPages:
         self._writer: threading.Thread | None = None
         self._process = os.getpid()
         self._loaders = ThreadPoolExecutor(4, "restore")
-        self._readers = ThreadPoolExecutor(_READERS, "read pages")
+        self._readers = ThreadPoolExecutor(READERS, "read pages")
 
     def binding_of(self, client: str | None) -> bytes | None:
         """What the pages of a client depend on; None: it has none on disk, for nobody knows its key."""
@@ -181,7 +181,8 @@ class DiskPages:
         stored = self.disk.find(ids, binding, known)
         if not stored:
             return 0
-        tokens = pages.write(ids, client, known, self._contents(stored)) * PAGE
+        count = sum(each.pages for each in stored)
+        tokens = pages.write(ids, client, known, count, self._contents(stored)) * PAGE
         self.disk.touch(stored)
         self.disk.hits += tokens
         return tokens

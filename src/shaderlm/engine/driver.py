@@ -127,6 +127,18 @@ class Engine:
         self._drafts = drafts
 
     @property
+    def disk(self) -> DiskCache | None:
+        """The cache on disk, if there is one."""
+        return None if self._disk is None else self._disk.disk
+
+    def clear_cache(self) -> None:
+        """Forget what is cached of prompts, but not what is on disk. Only while there are no requests."""
+        if active := self._inbox.all_active():
+            raise InputError(f"the engine has {len(active)} requests; empty its cache when they are over")
+        with self._runner.lock:
+            self._cache.clear()
+
+    @property
     def pages(self) -> PageTransfer:
         """The contents of cached pages, for who keeps them elsewhere."""
         return PageTransfer(self._runner, self._cache)

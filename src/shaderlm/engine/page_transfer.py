@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import DeviceError
 from ..graph.batch import PAGE
 from ..runtime.page_records import Bytes
 from ..runtime.prefix_cache import PrefixCache
@@ -44,8 +46,11 @@ class PageTransfer:
             return None
         return [np.concatenate(tensor) for tensor in zip(*parts, strict=True)]
 
-    def write(self, ids: Sequence[int], client: str | None, known: int, contents: Iterable[Sequence[Bytes]]) -> int:
-        """Contents of pages into the prefix cache of a client, some pages at a time. How many pages came.
+    def write(
+        self, ids: Sequence[int], client: str | None, known: int, count: int, contents: Iterable[Sequence[Bytes]]
+    ) -> int:
+        """Contents of `count` pages into the prefix cache of a client, some at a time. How many came: there may be no
+        room for all.
 
         They are those of these tokens, but for the first `known`, which were cached a moment ago.
         """
@@ -53,13 +58,18 @@ class PageTransfer:
         with runner.lock:
             age, pages = cache.age, cache.pages_of(ids, client)[:known]
             runner.pool.retain(pages)
+            with suppress(DeviceError, MemoryError):
+                runner.make_room(count)  # at once: growing takes time, each time
         arrived: Callable[[], object] = int
         try:
             for part in contents if len(pages) == known else ():
                 with runner.lock:
                     if cache.age != age:
                         break
-                    taken = runner.take_pages(len(part[0]))
+                    try:
+                        taken = runner.take_pages(len(part[0]))
+                    except (DeviceError, MemoryError):
+                        break
                     pages += taken  # which are given back in any case
                     written = runner.write_pages(taken, part)
                     cache.insert(ids, pages, min(len(ids), len(pages) * PAGE), client)

@@ -50,8 +50,9 @@ def restore_prompt(pages: PageTransfer, client: str | None, path: Path, binding:
         known = len(pages.cache.pages_of(header.ids, client))
     firsts = range(known, header.pages, at_once)
     parts = ([tensor[first : first + at_once] for tensor in contents] for first in firsts)
-    if pages.write(header.ids, client, known, parts) < header.pages - known:  # a step failed meanwhile
-        raise InputError(f"{path.name} could not be restored; ask again")
+    count = header.pages - known
+    if pages.write(header.ids, client, known, count, parts) < count:
+        raise InputError(f"{path.name} cannot be restored: there is no room for its {count:,} pages, or a step failed")
     return SavedPrompt(header.ids, size)
 
 

@@ -376,8 +376,14 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_open()
-            self._make_room(lambda: max(0, count - self.pool.free))
+            self.make_room(count)
             return self.pool.take(count)
+
+    def make_room(self, count: int) -> None:
+        """So many free pages. A DeviceError if there cannot be as many."""
+        with self.lock:
+            self._check_open()
+            self._make_room(lambda: max(0, count - self.pool.free))
 
     @abstractmethod
     def read_pages(self, pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
