@@ -34,7 +34,7 @@ OPTIONS = ["--kv-memory", "2MB", "--cache-disk", "8MB", "--parallel", "8", "--qu
 # Texts of this one do not depend on what runs beside them, to the bit, and it has no cache: they must be equal.
 SAME, OWN_OPTIONS = "cow", "[cow]\ndeterministic = true\n"
 MAX_OTHERS = 0.02  # of the texts of the others: two tokens that are almost as likely
-WARM_SHARE = 0.25  # of the time, until memory is looked at
+WARM_SHARE, WARM_TEXTS = 0.25, 20  # of the time, and texts of each model, until memory is looked at
 MAX_GROWTH = 64 << 20  # bytes of the process from there to the end
 
 
@@ -44,11 +44,13 @@ class Seen:
 
     counts: Counter[str] = field(default_factory=Counter)
     texts: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)  # of each model
     problems: list[str] = field(default_factory=list)
 
     def text(self, key: tuple[str, str, int], text: str) -> None:
         """Greedy: the same text each time, from whatever batch, cache or restart."""
         self.counts["texts"] += 1
+        self.answers[key[0]] += 1
         if self.texts.setdefault(key, text) != text:
             self.counts["other texts"] += 1
             if key[0] == SAME:
@@ -180,13 +182,14 @@ async def chat(
 
 async def load(server: Server, minutes: float, clients: int, seen: Seen) -> None:
     """All clients, and a look at the process now and then."""
-    began = time.monotonic()
+    began, before = time.monotonic(), seen.answers.copy()
     until, warm = began + 60 * minutes, dict[str, int]()
     tasks = [asyncio.create_task(client(server.url, number, until, seen)) for number in range(clients)]
     while time.monotonic() < until:
         await asyncio.sleep(min(20.0, max(0.0, until - time.monotonic())))
         numbers, share = server.numbers(), (time.monotonic() - began) / (60 * minutes)
-        warm = warm or (numbers if share >= WARM_SHARE else {})
+        is_warm = share >= WARM_SHARE and all(seen.answers[name] >= before[name] + WARM_TEXTS for name in NAMES)
+        warm = warm or (numbers if is_warm else {})
         told = {key: value >> 20 if key == "bytes" else value for key, value in numbers.items()}
         print(f"{share:5.0%} {told} {dict(seen.counts)} {len(seen.problems)} problems", flush=True)
     await asyncio.gather(*tasks)

@@ -235,9 +235,9 @@ async def _forget_response(service: Service, request: Request) -> Response:
 
 
 async def _slot(service: Service, request: Request) -> Response:
-    served = await _asked(service, request)
     raw = await read_body(request, service.limits)
     body = decode(raw or b"{}", SlotFileRequest)
+    served = await _asked(service, request)
     action, client = request.query_params.get("action", ""), request.scope[CLIENT]
     number = request.path_params["id"]
     return _json(await service.prepare(slots.change, served.slots, number, action, body.filename, client))

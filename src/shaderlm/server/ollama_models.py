@@ -178,7 +178,12 @@ def _is_served(service: Service, name: str) -> bool:
     """Is it a model of this server?"""
     if not service.models.is_one:
         return service.models.get(name) is not None
-    return service.served.knows(plain_name(service.served, name))
+    model = service.models.all()[0]
+    return name.removesuffix(":latest") == model.name if model.served is None else _knows(model.served, name)
+
+
+def _knows(served: ServedModel, name: str) -> bool:
+    return served.knows(plain_name(served, name))
 
 
 def _pulls(service: Service) -> Pulls:
