@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KvSequence, PagePool, pages_for
 from shaderlm.runtime.prefix_cache import PrefixCache
+from shaderlm.runtime.states import StatePool
 
 from .tiers import examples
 
@@ -181,3 +182,44 @@ def test_a_long_text_is_given_up() -> None:
     cache.cache.give_up([0])
     assert len(cache.cache._nodes) == 0
     assert cache.pool.free == cache.pool.pages
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=12), st.data())
+@settings(max_examples=examples(80))
+def test_a_snapshot_is_that_of_the_tokens_before_it(texts: list[list[int]], data: st.DataObject) -> None:
+    """A match ends with a snapshot, and rows are given back exactly once, whatever goes in between."""
+    pool, states = PagePool(1 << 20, states=True), StatePool()
+    cache = PrefixCache(pool, states)
+    pool.grow(64)
+    states.grow(6)
+    stands_for: dict[int, list[int]] = {}
+    for ids in texts:
+        while pool.free < pages_for(len(ids)) + 1:
+            assert cache.evict()
+        match = cache.match(ids)
+        assert match.length % PAGE == 0
+        assert (match.state is None) == (match.length == 0)
+        if match.state is not None:
+            assert stands_for[match.state] == ids[: match.length]
+        sequence, _ = pool.share(match.pages, match.length)
+        pool.reserve(sequence, len(ids) - match.length)
+        sequence.length = len(ids)
+        ends = range(match.length + PAGE, len(ids) + 1, PAGE)
+        snapshots: dict[int, int] = {}
+        for end in data.draw(st.sets(st.sampled_from(ends), max_size=2)) if ends else ():
+            if not states.free:
+                assert cache.evict_snapshot()
+            snapshots[end] = row = states.take()
+            states.snapshots.add(row)
+            stands_for[row] = ids[:end]
+        if ends:
+            cache.insert(ids, sequence.pages, ends[-1], snapshots=snapshots)
+        for row in snapshots.values():  # of tokens that are there already
+            states.release(row)
+        pool.remove(sequence)
+        if data.draw(st.booleans()):
+            cache.evict_snapshot()
+        assert len(states.snapshots) == states.rows - states.free
+    cache.clear()
+    assert states.free == states.rows
+    assert not states.snapshots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
+from shaderlm.engine.request import EngineOptions
 from shaderlm.errors import InputError
+from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 
@@ -26,7 +29,8 @@ LENGTH = 120  # tokens: more than the chunks of any test
 
 @pytest.fixture(scope="module", params=MODELS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("recurrent") / f"{request.param}.gguf", recorded(request.param))
+    file = tmp_path_factory.mktemp("recurrent") / f"{request.param}.gguf"
+    return write_gguf(file, recorded(request.param), {f"{request.param}.context_length": 4 * PAGE})
 
 
 @pytest.fixture(scope="module", params=["numpy", "cpu", pytest.param("device", marks=pytest.mark.full)])
@@ -134,6 +138,86 @@ def test_generations_beside_each_other(model: LanguageModel) -> None:
     for _ in range(2):
         alone = [model.generate(prompt, max_tokens=12, temperature=0) for prompt in prompts]
     assert model.generate(prompts, max_tokens=12, temperature=0) == alone
+
+
+def begin(model: LanguageModel, **options: Any) -> None:
+    """Nothing is cached."""
+    model.engine.configure(EngineOptions(**options))
+    with model.runner.lock:
+        model.engine._cache.clear()
+
+
+def generate(model: LanguageModel, prompt: list[int], tokens: int = 8) -> tuple[list[int], int]:
+    """The ids that follow, and how many tokens of the prompt were cached."""
+    handle = model.engine.submit(model.request(prompt, max_tokens=tokens, temperature=0, ignore_eos=True))
+    found = handle.result()
+    assert found is not None
+    return found.ids, handle.usage.cached_tokens
+
+
+def test_a_prompt_begins_after_a_snapshot(model: LanguageModel) -> None:
+    """The last whole page of a prompt has one; texts are those without."""
+    words = [int(i) for i in np.random.default_rng(5).integers(0, model.config.vocabulary, 3 * PAGE)]
+    prompts = [words[: PAGE - 1], words[:PAGE], words[: PAGE + 1], words[: 2 * PAGE + 40]]
+    prompts.append([*words[:PAGE], *reversed(words[:50])])
+    alone = []
+    for prompt in prompts:
+        begin(model)
+        alone.append(generate(model, prompt)[0])
+    begin(model)
+    # The end of the second page is not cached before somebody reads it.
+    for cached in ([0, 0, PAGE, PAGE, PAGE], [0, 0, PAGE, 2 * PAGE, PAGE]):
+        assert [generate(model, prompt) for prompt in prompts] == list(zip(alone, cached, strict=True))
+    states = model.runner.states
+    assert len(states.snapshots) == states.rows - states.free == 3, "of what was generated, too"
+
+
+def test_what_was_generated_has_snapshots(model: LanguageModel) -> None:
+    """A conversation goes on after the last whole page of its answer."""
+    begin(model)
+    words = [int(i) for i in np.random.default_rng(8).integers(0, model.config.vocabulary, PAGE - 30)]
+    first, _ = generate(model, words, 60)
+    text = [*words, *first, *words[:10]]
+    found, cached = generate(model, text)
+    assert cached == PAGE
+    begin(model)
+    assert generate(model, text) == (found, 0)
+
+
+def test_snapshots_give_way(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are few: the one that was not used for longest goes, and the text stays what it was."""
+    begin(model)
+    rng = np.random.default_rng(6)
+    monkeypatch.setattr(type(model.runner), "max_snapshots", 2)
+    prompts = [[int(i) for i in rng.integers(0, model.config.vocabulary, PAGE + 5)] for _ in range(4)]
+    alone = [generate(model, prompt)[0] for prompt in prompts]
+    assert len(model.runner.states.snapshots) == 2
+    again = [generate(model, prompt) for prompt in reversed(prompts)]
+    assert again == list(zip(reversed(alone), [PAGE, PAGE, 0, 0], strict=True))
+
+
+@pytest.mark.full
+def test_preempted_sequences_go_on(model: LanguageModel) -> None:
+    """A pool for fewer tokens than the requests have: the youngest waits and is computed again."""
+    rng = np.random.default_rng(7)
+    pool = model.runner.pool
+    count = pool.pages // 2  # each needs three pages at its end
+    prompts = [[int(i) for i in rng.integers(0, model.config.vocabulary, PAGE - 9)] for _ in range(count)]
+    alone = []
+    for prompt in prompts:
+        begin(model)
+        alone.append(generate(model, prompt, PAGE + 20)[0])
+    begin(model)
+    before = model.engine.stats().preemptions
+    requests = [model.request(prompt, max_tokens=PAGE + 20, temperature=0, ignore_eos=True) for prompt in prompts]
+    with model.runner.lock:  # no step before all are there
+        limits = model.engine._scheduler.limits
+        pool.max_pages = limits.max_pages = pool.pages
+        handles = [model.engine.submit(each) for each in requests]
+    found = [handle.result() for handle in handles]
+    assert [each.ids for each in found if each is not None] == alone
+    assert model.engine.stats().preemptions > before
+    begin(model)
 
 
 def test_there_is_no_cache_on_disk(model: LanguageModel, tmp_path: Path) -> None:

@@ -64,9 +64,14 @@ class Engine:
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.options, self._runner = tokenizer, EngineOptions(), runner
-        self._core, self._cache = StepCore(runner), PrefixCache(runner.pool)
+        self._core, self._cache = (
+            StepCore(runner),
+            PrefixCache(runner.pool, runner.states if runner.config.recurrent else None),
+        )
         limits = self._core.limits(self.options)
         self._scheduler = Scheduler(runner.pool, self._cache, limits, runner.share, runner.free)
+        self._scheduler.snapshot, self._scheduler.release_state = runner.snapshot, runner.release_state
+        runner.evict_snapshot = self._cache.evict_snapshot
         self._scheduler.preempted = self._core.forget
         runner.reclaim = self._cache.reclaim
         runner.pool.max_pages = limits.max_pages

@@ -20,6 +20,7 @@ from ..errors import DeviceError
 from ..graph.batch import PAGE
 from ..runtime.pages import MAX_SEQUENCES, KvSequence, PagePool, pages_for
 from ..runtime.prefix_cache import Match, PrefixCache, PrefixNode
+from ..runtime.states import SNAPSHOT_PAGES
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +56,7 @@ class SequenceState:
     published_tokens: int = 0  # tokens of the prompt whose pages are in the prefix cache
     saved_tokens: int = 0  # of whole pages that `Scheduler.on_cached` was told of
     last_published_node: PrefixNode | None = None  # the last of these pages there
+    snapshots: dict[int, int] = field(default_factory=dict)  # rows that the cache does not have, by their positions
 
     @property
     def order(self) -> tuple[int, int]:
@@ -128,26 +130,30 @@ class SchedulerLimits:
     max_outputs: int = MAX_SEQUENCES  # rows of a step that give something; at least `max_running`
     max_decode: int = MAX_SEQUENCES  # rows of a step that decode or verify drafts; at least `max_running`
     max_pages: int = 1 << 31  # of the pool, if the device has the memory
-    caches_prefixes: bool = True  # a page alone does not say what recurrent layers know
+    has_states: bool = False  # a sequence begins only where there is a snapshot of its state
 
 
 @dataclass
 class Scheduler:
     """`add` takes requests, `schedule` says what runs next, `submitted` that it was, `finish` lets go.
 
-    `share(pages, length)` makes a sequence that begins with these pages of the pool, and `free` gives one back.
+    `share(pages, length, state)` makes a sequence that begins with these pages of the pool, and with a copy of this row of
+    the states, where a model has states. `free` gives one back. `snapshot` copies the state of a sequence to a row, and
+    `release_state` gives it back.
     """
 
     pool: PagePool
     cache: PrefixCache
     limits: SchedulerLimits
-    share: Callable[[Sequence[int], int], KvSequence]
+    share: Callable[[Sequence[int], int, int | None], KvSequence]
     free: Callable[[KvSequence], None]
     waiting: list[SequenceState] = field(default_factory=list)  # the first goes first
     running: list[SequenceState] = field(default_factory=list)  # the oldest is first
     preempted: Callable[[SequenceState], None] = lambda state: None  # is told
     # Is told of whole pages in the prefix cache: of a prompt that is read, and of a sequence that is over.
     on_cached: Callable[[SequenceState, int], None] | None = None
+    snapshot: Callable[[KvSequence], int | None] = lambda sequence: None
+    release_state: Callable[[int], None] = lambda row: None
     preemptions: int = 0
     _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
     _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
@@ -191,6 +197,7 @@ class Scheduler:
         for state in failed:
             state.over = True
             if state.sequence is not None:
+                self._release_snapshots(state)
                 self.free(state.sequence)
                 state.sequence = None
         gone = set(failed)
@@ -210,6 +217,7 @@ class Scheduler:
     def _release(self, state: SequenceState) -> None:
         self._steady, self._blocked = None, False
         self.running.remove(state)
+        self._release_snapshots(state)
         self.free(state.kv_sequence)
         state.sequence = None
         state.remaining += state.in_flight
@@ -225,7 +233,9 @@ class Scheduler:
             known = min(known, state.prompt_tokens) // max(fixed_chunk, PAGE) * max(fixed_chunk, PAGE)
         elif whole:
             known = known // PAGE * PAGE
-        if state.cache_on_finish and known and self.limits.caches_prefixes:
+        if self.limits.has_states:  # pages after the last snapshot are of no use
+            known = max((position for position in state.snapshots if position <= known), default=0)
+        if state.cache_on_finish and known:
             self._put(state, known)
         return known if state.cache_on_finish else 0
 
@@ -240,7 +250,9 @@ class Scheduler:
         """Pages of the prompt that are full can be shared before the request is over."""
         unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.kv_sequence.length, state.prompt_tokens) // unit * unit
-        if state.cache_on_finish and full > state.published_tokens and self.limits.caches_prefixes:
+        if self.limits.has_states and full not in state.snapshots:
+            return
+        if state.cache_on_finish and full > state.published_tokens:
             self._put(state, full)
             state.published_tokens = full
         if state.cache_on_finish and state.kv_sequence.length >= state.prompt_tokens:
@@ -250,7 +262,26 @@ class Scheduler:
         """The first tokens of a sequence into the cache, from where it ended the last time."""
         client = None if self.limits.shares_prefixes else state.client
         after = state.last_published_node
-        state.last_published_node = self.cache.insert(state.tokens, state.kv_sequence.pages, length, client, after)
+        pages, snapshots = state.kv_sequence.pages, state.snapshots
+        state.last_published_node = self.cache.insert(state.tokens, pages, length, client, after, snapshots)
+
+    # states ----------------------------------------------------------------------------------------------
+
+    def _snapshot(self, state: SequenceState) -> None:
+        """Copy the state of a sequence that ends with a whole page: of a prompt at some of them, then always the last."""
+        length, unit = state.kv_sequence.length, max(self.limits.fixed_chunk, PAGE)
+        if not state.cache_on_finish or length % unit or (self.limits.fixed_chunk and length > state.prompt_tokens):
+            return
+        if length + unit <= state.prompt_tokens and length % (SNAPSHOT_PAGES * PAGE):
+            return
+        self._release_snapshots(state)  # what the cache did not take is older, or there already
+        if (row := self.snapshot(state.kv_sequence)) is not None:
+            state.snapshots[length] = row
+
+    def _release_snapshots(self, state: SequenceState) -> None:
+        for row in state.snapshots.values():
+            self.release_state(row)
+        state.snapshots.clear()
 
     # pages -----------------------------------------------------------------------------------------------
 
@@ -318,6 +349,8 @@ class Scheduler:
                 state.in_flight += 1
                 state.remaining -= 1
                 state.on_device = not state.host_sampled and not rows.drafted
+            if self.limits.has_states:
+                self._snapshot(rows.state)
             if rows.ids is not None:
                 self._insert_prompt(rows.state)
 
@@ -464,6 +497,8 @@ class Scheduler:
             unit = min(fixed_chunk, self.limits.max_outputs) if state.all_outputs else fixed_chunk
             return min(state.prompt_tokens, (first // unit + 1) * unit)
         end = min(len(state.tokens), first + budget)
+        if self.limits.has_states and end // PAGE * PAGE > first:  # where a snapshot is of use
+            end = end // PAGE * PAGE
         if state.all_outputs and first < state.first_output:
             return min(end, state.first_output)
         return min(end, first + outputs) if state.all_outputs else end
@@ -485,7 +520,7 @@ class Scheduler:
         if not self.waiting or self._blocked or len(self.running) >= self._max_running:
             return None
         state, match = self.waiting[0], Match()
-        if state.cached and self.limits.caches_prefixes:
+        if state.cached:
             fixed_chunk = self.limits.fixed_chunk
             # With fixed chunks, what was generated is run again.
             ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens
@@ -502,7 +537,7 @@ class Scheduler:
                 raise DoesNotFitError(state, self.pool.max_pages)
             self._blocked = True  # until somebody leaves
             return None
-        state.sequence = self.share(pages, length)
+        state.sequence = self.share(pages, length, match.state)
         state.sequence.expected = len(state.tokens) + state.remaining
         if state.contiguous and not self.running and not self.limits.fixed_chunk:
             self._clear_the_way(state, pages, length)

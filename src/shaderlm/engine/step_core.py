@@ -118,7 +118,7 @@ class StepCore:
             outputs,
             min(decode, outputs),
             pages,
-            not runner.config.recurrent,
+            runner.config.recurrent,
         )
 
     def submit(self, batch: Batch) -> bool:

@@ -5,17 +5,22 @@ before it. A node is found by comparing ids from position 0 on, so that a match 
 children. The cache is one user of each of its pages; a page that has no other user may be given back, the one that was
 used least recently first. Only pages whose tokens are all known may be inserted.
 
+Of a model with states, a sequence begins only where a node has a snapshot: `insert` hands it over, and it goes with the
+node, or when rows are scarce, the one that was used least recently first.
+
 A client finds only what it has put in. Otherwise it could learn the prompts of others: a guess that is found costs
 less, and the answer says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from ..graph.batch import PAGE
 from .pages import PagePool, pages_for
+from .states import StatePool
 
 _COMPARED = 16  # children of a node that a page is compared with token by token, the newest first
 
@@ -29,6 +34,7 @@ class PrefixNode:
     parent: PrefixNode | None  # None: a root, or a node that is not in the tree any more
     depth: int  # pages from position 0 to its end
     children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
+    state: int | None = None  # a snapshot after its last token
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,16 @@ class Match:
 
     pages: tuple[int, ...] = ()
     length: int = 0
+    state: int | None = None  # the snapshot after them, of a model with states
 
 
 class PrefixCache:
     """Which pages hold the beginnings of prompts. Its owner locks the pool."""
 
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
+    def __init__(self, pool: PagePool, states: StatePool | None = None) -> None:
+        """`states`: of a model that has some."""
+        self._pool, self._states = pool, states
+        self._snapshots: OrderedDict[int, PrefixNode] = OrderedDict()  # the longest unused first
         self._roots: dict[Hashable, PrefixNode] = {}  # by client
         self._nodes: dict[int, PrefixNode] = {}  # by page
         self.age = 0  # how often it was emptied: pages of another age may hold anything
@@ -66,6 +75,8 @@ class PrefixCache:
             node = child
             nodes.append(node)
             length += PAGE
+        if self._states is not None:
+            return self._with_snapshot(nodes, multiple)
         best, common = None, 0
         if multiple < PAGE:
             following = tuple(ids[length : min(limit, length + PAGE)])
@@ -79,6 +90,38 @@ class PrefixCache:
         del nodes[pages_for(length) :]
         self._touch(nodes)
         return Match(tuple(node.page for node in nodes), length)
+
+    def _with_snapshot(self, nodes: list[PrefixNode], multiple: int) -> Match:
+        """The longest of these beginnings that ends with a snapshot."""
+        while nodes and (nodes[-1].state is None or nodes[-1].depth * PAGE % multiple):
+            nodes.pop()
+        if not nodes:
+            return Match()
+        state = nodes[-1].state
+        assert state is not None
+        self._snapshots.move_to_end(state)
+        self._touch(nodes)
+        return Match(tuple(node.page for node in nodes), nodes[-1].depth * PAGE, state)
+
+    def evict_snapshot(self) -> bool:
+        """Give the row back of the snapshot that was not used for longest; False if there is none."""
+        if not self._snapshots:
+            return False
+        self._drop_snapshot(next(iter(self._snapshots.values())))
+        return True
+
+    def _drop_snapshot(self, node: PrefixNode) -> None:
+        row, node.state = node.state, None
+        if row is not None:
+            assert self._states is not None
+            del self._snapshots[row]
+            self._states.release(row)
+
+    def _take_snapshot(self, node: PrefixNode, snapshots: MutableMapping[int, int]) -> None:
+        """What is known already is kept: the caller gives a second one back."""
+        if node.state is None and (row := snapshots.pop(node.depth * PAGE, None)) is not None:
+            node.state = row
+            self._snapshots[row] = node
 
     def pages_of(self, ids: Sequence[int], client: Hashable = None) -> list[int]:
         """The cached pages of whole pages of these tokens, from the first on. Looking says nothing about their use."""
@@ -97,16 +140,20 @@ class PrefixCache:
         length: int | None = None,
         client: Hashable = None,
         after: PrefixNode | None = None,
+        snapshots: MutableMapping[int, int] | None = None,
     ) -> PrefixNode | None:
         """These tokens, or the first `length` of them, are in these pages, of a sequence that goes on or is over.
 
         What is known already is kept. The last page's node comes back, from which the same sequence may go on: as
-        `after`, so that nothing is compared twice.
+        `after`, so that nothing is compared twice. `snapshots`: rows of the states by how many tokens they stand for; those
+        that are kept are taken out.
         """
         length = len(ids) if length is None else length
         if after is None or after.parent is None:
             after = self._roots.setdefault(client, PrefixNode((), -1, None, 0))
         node, known = after, list[PrefixNode]()
+        if snapshots and node.depth:
+            self._take_snapshot(node, snapshots)
         for i in range(node.depth, pages_for(length)):
             key, page = tuple(ids[i * PAGE : min(length, (i + 1) * PAGE)]), pages[i]
             child = node.children.get(key)
@@ -119,6 +166,8 @@ class PrefixCache:
                 self._pool.cache(page)
                 self._drop_beginnings(node, key)
             node = child
+            if snapshots:
+                self._take_snapshot(node, snapshots)
             if len(key) < PAGE:
                 break
         self._touch(known)
@@ -184,6 +233,7 @@ class PrefixCache:
         self.age += 1
         for node in self._nodes.values():
             node.parent = None
+            self._drop_snapshot(node)
             self._pool.uncache(node.page)
         self._nodes.clear()
         self._roots.clear()
@@ -192,6 +242,7 @@ class PrefixCache:
         parent, node.parent = node.parent, None
         assert parent is not None
         del parent.children[node.ids], self._nodes[node.page]
+        self._drop_snapshot(node)
         self._pool.uncache(node.page)
 
 

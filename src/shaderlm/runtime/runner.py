@@ -34,7 +34,7 @@ from .cache_share import LEAST_PAGES, free_memory, share_of
 from .pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved
 from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
 from .sampler_settings import GREEDY, SamplerSettings
-from .states import FIRST_STATES, StatePool
+from .states import FIRST_STATES, MAX_SNAPSHOTS, StatePool, max_snapshots
 from .weights import Source
 
 F32 = NDArray[np.float32]
@@ -194,7 +194,7 @@ class Runner(ABC):
     cache_share = 0.0  # of free memory: what the pool takes where nobody says how much
     cache_pages: int | None = None  # as many pages; None: it is not known what is free
     memory_pages = 1 << 31  # that fit into free memory, as far as is known
-    max_states = MAX_SEQUENCES  # rows of the states of recurrent layers, on this device
+    max_states = MAX_SEQUENCES + MAX_SNAPSHOTS  # rows of the states of recurrent layers, on this device
     cache: str  # the format of keys and values
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
@@ -218,6 +218,8 @@ class Runner(ABC):
         self.closed = False
         self.pool = PagePool(config.context, states=config.recurrent)
         self.states = StatePool()
+        self._state_bytes = 0  # of a sequence, once somebody asks
+        self.evict_snapshot: Callable[[], bool] | None = None  # gives a row back that a prefix cache has
         # Frees so many pages of a prefix cache, or all that can be, where the pool cannot grow.
         self.reclaim: Callable[[int], None] | None = None
         self.written_by: object = None  # whose records are in the batch, as the device has moved them on
@@ -312,19 +314,13 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_not_freed(sequence)
-            child = self.share(sequence.pages, sequence.length)
-            if sequence.state is not None:
-                try:
-                    self._reserve_states([child])
-                    assert child.state is not None
-                    self._copy_state(sequence.state, child.state)
-                except BaseException:
-                    self.free(child)
-                    raise
-            return child
+            return self.share(sequence.pages, sequence.length, sequence.state)
 
-    def share(self, pages: Sequence[int], length: int) -> KvSequence:
-        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
+    def share(self, pages: Sequence[int], length: int, state: int | None = None) -> KvSequence:
+        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache.
+
+        `state`: the row of the states that stands for them, which is copied.
+        """
         with self.lock:
             self._check_open()
             child, changed = self.pool.share(pages, length)
@@ -335,7 +331,51 @@ class Runner(ABC):
                     self.pool.remove(child)
                     raise
             self.written_by = None  # what the device would write next may be shared now
+            if state is not None:
+                try:
+                    self._reserve_states([child])
+                    assert child.state is not None
+                    if child.state != state:  # it may have been given back for this sequence
+                        self._copy_state(state, child.state)
+                except BaseException:
+                    self.free(child)
+                    raise
             return child
+
+    @property
+    def max_snapshots(self) -> int:
+        """How many copies of states a prefix cache may have."""
+        if self.config.recurrent and not self._state_bytes:
+            tensors = self._architecture.build(self.config, StepSpec(1, cache=self.cache)).tensors.values()
+            self._state_bytes = sum(each.nbytes for each in tensors if each.role == "recurrent")
+        return max_snapshots(self._state_bytes)
+
+    def snapshot(self, sequence: KvSequence) -> int | None:
+        """A copy of the state of a sequence, after all steps that were submitted: its row. None if there is no room.
+
+        `release_state` gives it back, unless a prefix cache took it.
+        """
+        with self.lock:
+            self._check_open()
+            states = self.states
+            while len(states.snapshots) >= self.max_snapshots:
+                if self.evict_snapshot is None or not self.evict_snapshot():
+                    return None
+            if sequence.state is None or (not states.free and states.rows >= self.max_states):
+                return None
+            try:
+                self._grow_for_states(1)
+            except (DeviceError, MemoryError):  # the memory of the device is full: sequences matter more
+                return None
+            row = states.take()
+            states.snapshots.add(row)
+            self._copy_state(sequence.state, row)
+            return row
+
+    def release_state(self, row: int) -> None:
+        """Give a snapshot back."""
+        with self.lock:
+            self.states.release(row)
 
     def reserve_pages(self, pages: int) -> None:
         """Memory for so many pages in all, at once: for those who know how many there will be."""
@@ -364,6 +404,7 @@ class Runner(ABC):
         """
         free = free_memory(caps, taken, loaded=True)
         if free is not None:
+            free = max(0, free - self.max_snapshots * self._state_bytes)
             nbytes, self.cache_share = max(1, self.page_bytes), share_of(caps)
             pages = int(free * self.cache_share) // nbytes
             self.cache_pages = self.pool.pages_kept_alone = max(pages, reserved, LEAST_PAGES)
@@ -569,16 +610,21 @@ class Runner(ABC):
 
     def _reserve_states(self, sequences: Sequence[KvSequence]) -> None:
         """A row of the states for each, where it has none yet."""
-        new, states = [each for each in sequences if each.state is None], self.states
-        if missing := states.missing(len(new)):
-            rows = states.rows + missing
-            if rows > self.max_states:
+        new = [each for each in sequences if each.state is None]
+        self._grow_for_states(len(new))
+        for each in new:
+            each.state = self.states.take()
+            self._write_table(self.pool.table_index(each) - 1, each.state)
+
+    def _grow_for_states(self, count: int) -> None:
+        """So many free rows of the states. Where there can be no more rows, snapshots give way."""
+        states = self.states
+        while states.missing(count) > self.max_states - states.rows:
+            if self.evict_snapshot is None or not self.evict_snapshot():
                 holds = f"this device holds the states of {self.max_states} sequences"
                 raise DeviceError(f"{holds}, and more were begun. Free a sequence first")
-            self._grow_states(min(self.max_states, max(rows, 2 * states.rows, FIRST_STATES)))
-        for each in new:
-            each.state = states.take()
-            self._write_table(self.pool.table_index(each) - 1, each.state)
+        if missing := states.missing(count):
+            self._grow_states(min(self.max_states, max(states.rows + missing, 2 * states.rows, FIRST_STATES)))
 
     def _records(self, parts: Sequence[SequenceChunk]) -> U32:
         """The records of a step's rows, [rows, 4]."""

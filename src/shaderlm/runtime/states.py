@@ -1,10 +1,21 @@
-"""Rows of the states of recurrent layers: which are free. One for each sequence. Knows neither GPU nor arrays."""
+"""Rows of the states of recurrent layers: which are free, and which are snapshots. Knows neither GPU nor arrays.
+
+A sequence has a row, which every step changes. A snapshot is a copy of one, for sequences that begin alike.
+"""
 
 from __future__ import annotations
 
 import heapq
 
 FIRST_STATES = 2  # rows, before more are wanted
+SNAPSHOT_BYTES = 1 << 30  # of all snapshots of a model, at most
+MAX_SNAPSHOTS = 64
+SNAPSHOT_PAGES = 8  # between two snapshots of a prompt; the last whole page has one, too
+
+
+def max_snapshots(state_bytes: int) -> int:
+    """How many snapshots a model keeps, by the bytes of one."""
+    return max(2, min(MAX_SNAPSHOTS, SNAPSHOT_BYTES // max(1, state_bytes)))
 
 
 class StatePool:
@@ -12,6 +23,7 @@ class StatePool:
 
     def __init__(self) -> None:
         self.rows = 0  # there are so many; `grow` adds some
+        self.snapshots: set[int] = set()
         self._free: list[int] = []
 
     @property
@@ -35,4 +47,5 @@ class StatePool:
 
     def release(self, row: int) -> None:
         """Nobody uses it any more."""
+        self.snapshots.discard(row)
         heapq.heappush(self._free, row)
