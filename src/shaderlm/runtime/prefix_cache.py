@@ -145,8 +145,8 @@ class PrefixCache:
         """These tokens, or the first `length` of them, are in these pages, of a sequence that goes on or is over.
 
         What is known already is kept. The last page's node comes back, from which the same sequence may go on: as
-        `after`, so that nothing is compared twice. `snapshots`: rows of the states by how many tokens they stand for; those
-        that are kept are taken out.
+        `after`, so that nothing is compared twice. `snapshots`: rows of the states by how many tokens they stand
+        for; those that are kept are taken out.
         """
         length = len(ids) if length is None else length
         if after is None or after.parent is None:
