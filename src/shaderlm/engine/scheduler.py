@@ -137,7 +137,7 @@ class SchedulerLimits:
 class Scheduler:
     """`add` takes requests, `schedule` says what runs next, `submitted` that it was, `finish` lets go.
 
-    `share(pages, length, state)` makes a sequence that begins with these pages of the pool, and where a model has states,
+    `share(pages, length, state)` makes a sequence that begins with these pages of the pool, and, of a model with states,
     with a copy of this row of them. `free` gives one back. `snapshot` copies the state of a sequence to a row, and
     `release_state` gives it back.
     """
@@ -268,7 +268,7 @@ class Scheduler:
     # states ----------------------------------------------------------------------------------------------
 
     def _snapshot(self, state: SequenceState) -> None:
-        """Copy the state of a sequence that ends with a whole page: in a prompt after some of them, and the last one."""
+        """Copy the state of a sequence that ends with a whole page: in a prompt some of them, and the last."""
         length, unit = state.kv_sequence.length, max(self.limits.fixed_chunk, PAGE)
         if not state.cache_on_finish or length % unit or (self.limits.fixed_chunk and length > state.prompt_tokens):
             return
