@@ -195,7 +195,7 @@ def test_snapshots_give_way(model: LanguageModel, monkeypatch: pytest.MonkeyPatc
     assert again == list(zip(reversed(alone), [PAGE, PAGE, 0, 0], strict=True))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_preempted_sequences_go_on(model: LanguageModel) -> None:
     """A pool for fewer tokens than the requests have: the youngest waits and is computed again."""
     rng = np.random.default_rng(7)

@@ -137,7 +137,7 @@ class SchedulerLimits:
 class Scheduler:
     """`add` takes requests, `schedule` says what runs next, `submitted` that it was, `finish` lets go.
 
-    `share(pages, length, state)` makes a sequence that begins with these pages of the pool, and, of a model with states,
+    `share(pages, length, state)` makes a sequence that begins with these pages of the pool and, of a model with states,
     with a copy of this row of them. `free` gives one back. `snapshot` copies the state of a sequence to a row, and
     `release_state` gives it back.
     """
