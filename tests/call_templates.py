@@ -71,6 +71,14 @@ _LATE_ID = (
     '{{- \'{"name": "\' ~ c.name ~ \'", "arguments": \' ~ (c.arguments | tojson) ~ \', "id": "\' ~ call.id ~ \'"}\' }}'
 )
 
+# Thoughts, content and calls have headers.
+_CHANNELS = """{{ '<tools>' ~ (tools | tojson) if tools }}{% for m in messages %}{{ '<|start|>' ~ m.role }}
+{%- if m.tool_calls %}{% set c = m.tool_calls[0].function %}
+{{- ' to=' ~ c.name ~ '<|json|>' ~ (c.arguments | tojson) ~ '<|call|>' }}{% elif m.role == 'assistant' %}
+{{- '<|thought|>' ~ m.thinking ~ '<|end|><|start|>assistant' if m.thinking }}
+{{- '<|final|>' ~ m.content ~ '<|return|>' }}
+{%- else %}{{ '<|message|>' ~ m.content ~ '<|end|>' }}{% endif %}{% endfor %}
+{{- '<|start|>assistant' if add_generation_prompt }}"""
 # Those that have a form, by what is special about them.
 TEMPLATES: dict[str, str] = {
     "JSON in tags": each_call("{{- '<call>\\n' }}" + _JSON + "{{- '\\n</call>' }}", between="\n"),
@@ -93,6 +101,7 @@ TEMPLATES: dict[str, str] = {
     "like Python": each_call(_PYTHON, before="<|call|>[", between=", ", after="]<|called|>"),
     "strings between marks": each_call(_MARKED),
     "wrapped strings": each_call(_WRAPPED, between="\n"),
+    "channels": _CHANNELS,
     "counted calls": each_call(_INDEXED, before="<cs>", after="</cs>"),
 }
 # Those that have none, and what is said of them.

@@ -15,7 +15,7 @@ from shaderlm.text.literals import literal_end, whole_literal
 from .call_templates import ARGUMENTS, REFUSED, TEMPLATES, read, rendered, template, tools_for, written
 
 SEVERAL = [ARGUMENTS[1], ARGUMENTS[0], ARGUMENTS[4]]
-ONE_CALL = {"JSON alone"}
+ONE_CALL = {"JSON alone", "channels"}
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -35,6 +35,27 @@ def test_a_template_without_a_form_says_why(kind: str) -> None:
     with pytest.raises(InputError, match=f"tools: the chat template of this model cannot express calls: .*{reason}"):
         made.call_form  # noqa: B018
     assert made.render([{"role": "user", "content": "x"}], tools=tools_for([{}])).endswith("<|assistant|>")
+
+
+def test_thoughts_and_content_have_headers() -> None:
+    form = ChatTemplate(TEMPLATES["channels"], limits=RenderLimits(seconds=60)).call_form
+    assert form.thought == ("<|thought|>", "<|end|><|start|>assistant")
+    assert form.content == ("<|final|>", "<|return|>")
+    assert form.cut({"<|return|>", "<|call|>"}).content == ("<|final|>", "")
+    assert form.cut({"<|end|>"}).thought == ("", ""), "the turn would be over"
+    output = ChatFormat(form, {"get": Parameters({})}, reasoning=True, tags=form.thought)
+    thought = "<|thought|>Hm.<|end|><|start|>assistant"
+    message = output.message(f"{thought}<|final|>Yes.<|return|>")
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    call = output.message(f'{thought} to=get<|json|>{{"a": 1}}<|call|>')
+    assert call["content"] is None
+    assert call["tool_calls"][0]["function"] == {"name": "get", "arguments": '{"a": 1}'}
+    assert output.message("<|final|>a <|ret b")["content"] == "a <|ret b"
+    for cut in range(20):
+        parser = output.parser()
+        text = "<|final|>Yes.<|return|>"
+        deltas = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()]
+        assert "".join(getattr(each, "text", "") for each in deltas) == "Yes."
 
 
 def test_a_template_without_tools_is_told_the_form() -> None:

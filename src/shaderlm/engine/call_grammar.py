@@ -23,6 +23,15 @@ def literal(text: str) -> str:
     return re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
+def tag_text(tag: str, special: Mapping[str, int]) -> str:
+    """A text whose special tokens are tokens."""
+    present = [token for token in special if token in tag]
+    if not present:
+        return literal(tag)
+    pieces = re.split(f"({'|'.join(map(re.escape, present))})", tag)
+    return " ".join(f"<[{special[piece]}]>" if piece in special else literal(piece) for piece in pieces if piece)
+
+
 def escaped_regex(text: str) -> str:
     """A text as a part of a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
@@ -183,7 +192,7 @@ class CallGrammar:
     def _strings(self, form: KeyedArguments, key: str, key_rule: str, choices: list[str] | None) -> Iterator[str]:
         """A key and a string, and the text after it."""
         value, wrapped = form.values["string"], form.values.get("wrapped")
-        after = self.text(self._after_text(value.after, key))
+        after = self._after(value.after, key)
         if choices is not None:
             quoted = value.codec != "raw"
             texts = [literal(json.dumps(each, ensure_ascii=False) if quoted else each) for each in choices]
@@ -194,34 +203,33 @@ class CallGrammar:
             content = self._raw_rule(form, value, key)
         else:
             mark = wrapped.before[len(value.before) :]
-            inner = self._before(self._after_text(wrapped.after, key))
-            plain = self._before(self._after_text(value.after, key), f"(/(.|\\n)*/ & ~/{escaped_regex(mark)}(.|\\n)*/)")
+            inner = self._before(wrapped.after, key)
+            plain = self._before(value.after, key, f"(/(.|\\n)*/ & ~/{escaped_regex(mark)}(.|\\n)*/)")
             content = f"({self.text(mark)} {inner} | {plain})"
         yield f"{key_rule} {self.text(value.before)} {content}"
 
-    def _after_text(self, after: Parts, key: str) -> str:
-        return "".join(part if isinstance(part, str) else key for part in after)
-
     def _after(self, after: Parts, key: str) -> str:
-        return self.text(self._after_text(after, key))
+        """What follows a value. A key is plain text, whatever it is."""
+        return " ".join(self.text(part) if isinstance(part, str) else literal(key) for part in after)
 
     def _raw_rule(self, form: KeyedArguments, value: ValueForm, key: str) -> str:
         """Any string, and the text that ends it, which it does not have."""
-        after = self._after_text(value.after, key)
+        after = value.after
         following = [each[:1] for each in (form.separator, form.close or self._last_text()) if each]
-        if len(after) == 1 and len(following) == 2:
+        if len(after) == 1 and isinstance(after[0], str) and len(after[0]) == 1 and len(following) == 2:
             # A quote that the string may have, too, unless what follows an argument comes after it.
-            quote, others = re.escape(after), re.escape(after + "".join(following))
+            quote, others = re.escape(after[0]), re.escape(after[0] + "".join(following))
             return self._named(rf"/([^{quote}]|{quote}[^{others}])*{quote}/")
-        return self._before(after)
+        return self._before(after, key)
 
-    def _before(self, after: str, text: str = _ANY) -> str:
+    def _before(self, after: Parts, key: str, text: str = _ANY) -> str:
         """Any text up to this one, and this one."""
-        plain, *rest = self._split.split(after, maxsplit=1)
-        if not plain:  # a special token, which no text has
-            return f"{self._named(text)}? {self.text(after)}"
-        lazy = self._named(f"{text} {literal(plain)}", lazy=True)
-        return f"{lazy} {self.text(after[len(plain) :])}" if rest else lazy
+        begin, rest = (after[0], after[1:]) if after and isinstance(after[0], str) else ("", after)
+        plain = self._split.split(begin)[0] if begin else ""
+        if begin and not plain:  # a special token, which no text has
+            return f"{self._named(text)}? {self._after(after, key)}"
+        lazy = self._named(f"{text} {literal(plain or key)}", lazy=True)
+        return f"{lazy} {self.text(begin[len(plain) :])} {self._after(rest if plain else rest[1:], key)}"
 
     def _named(self, pattern: str, *, lazy: bool = False) -> str:
         name = self._raw.get(pattern)
@@ -239,7 +247,7 @@ class CallGrammar:
         name = "call_python" if python else "call_quoted"
         if not any(line.startswith(f"{name}:") for line in self.lines):
             words = "True|False|None" if python else "true|false|null"
-            string = _PYTHON_STRING if python else f"{self.text(form.quotes[0])} {self._before(form.quotes[1])}"
+            string = _PYTHON_STRING if python else f"{self.text(form.quotes[0])} {self._before((form.quotes[1],), '')}"
             key = f"{name}_string" if python else r"/[A-Za-z_][A-Za-z0-9_\-]{0,63}/"
             space = '" "?' if python else ""
             pairs, values = f'({name}_pair ("," {space} {name}_pair)*)?', f'({name} ("," {space} {name})*)?'

@@ -239,7 +239,9 @@ class LanguageModel:
         text, ids = self._rendered(template, messages, params.parse_special, rendering)
         source = str(template.source)
         calls = None if choice is None else self._call_form(template)
-        thinking = thinking_tags(source)
+        thinking, is_shown = thinking_tags(source), False
+        if thinking is None and calls is not None and all(calls.thought):
+            thinking, is_shown = calls.thought, True
         begin, end = thinking or THINKING_TAGS[0]
         # Some templates begin to think for the model, or end that at once.
         begun = text.rstrip().endswith(begin)
@@ -249,7 +251,7 @@ class LanguageModel:
         tools = {} if choice is None else {tool.name: Parameters(tool.parameters) for tool in choice.tools}
         reasoning = thinking is not None and chat.reasoning
         output = ChatFormat(calls, tools, reasoning=reasoning, thinking=begun, tags=(begin, end))
-        may_think = not text.rstrip().endswith(end)
+        may_think = (is_shown and not final) or not text.rstrip().endswith(end)
         constraint: ConstraintFactory | None = self._grammars.of_chat(
             output, choice, params.structure, may_think=may_think
         )
@@ -258,7 +260,7 @@ class LanguageModel:
                 self.tokenizer, self.config.vocabulary, output, chat.thinking_budget, constraint
             )
         special = self.tokenizer.special_tokens
-        shown = frozenset(special[tag] for tag in thinking or () if tag in special)
+        shown = frozenset(i for token, i in special.items() if any(token in tag for tag in thinking or ()))
         if calls is not None:
             written = "\n".join(calls.texts)
             shown |= {i for text, i in special.items() if text in written}

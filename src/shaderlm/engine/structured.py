@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..errors import InputError
 from ..text import CallForm, ChatFormat, ToolChoice
 from ..text.json_size import check_json_size
-from .call_grammar import CallGrammar, escaped_regex, literal
+from .call_grammar import CallGrammar, escaped_regex, literal, tag_text
 
 OPTIONS = ("json_schema", "grammar", "regex", "choice", "response_format")
 # Between values of JSON: enough for any usual way to indent, and no endless rows of spaces.
@@ -231,7 +231,7 @@ def chat_grammar(
     thought = rules.thought(output) if output.reasoning and may_think else ""
     answers, others = list[str](), list[Mapping[str, Any]]()
     if structure is not None and not (choice is not None and choice.required):
-        answers.append(f"{rules.gap} @answer")
+        answers.append(f"{rules.gap} {rules.content_begin(output.calls)} @answer")
         others.append({"name": "answer", **structure})
     if choice is not None:
         assert output.calls is not None
@@ -258,15 +258,16 @@ class _Rules:
         return "\n".join(self._lines)
 
     def _tag(self, tag: str) -> str:
-        return f"<[{self._special[tag]}]>" if tag in self._special else literal(tag)
+        return tag_text(tag, self._special)
 
     def _until(self, name: str, text: str, tag: str) -> str:
         """Text up to a tag, which is the first of its kind."""
-        if tag in self._special:
+        plain = re.split("|".join(map(re.escape, self._special)) or "(?!)", tag)[0]
+        if not plain:
             self._lines.append(f"{name}: {text}")
-            return f"{name} {self._tag(tag)}"
-        self._lines.append(f"{name.lower()}[lazy]: {text} {literal(tag)}")
-        return name.lower()
+            return f"{name}? {self._tag(tag)}"
+        self._lines.append(f"{name.lower()}[lazy]: {text} {literal(plain)}")
+        return f"{name.lower()} {self._tag(tag[len(plain) :])}" if tag != plain else name.lower()
 
     def thought(self, output: ChatFormat) -> str:
         begin, end = output.tags
@@ -276,9 +277,17 @@ class _Rules:
         if output.thinking:
             return rest
         self._lines.append(f"thinking: GAP? {self._tag(begin)} {rest}")
-        if begin not in self._special:
+        if not any(begin.startswith(token) for token in self._special):
             self._not_first.append(rf"/\s*{escaped_regex(begin)}(.|\n)*/")
         return "thinking?"
+
+    def content_begin(self, form: CallForm | None) -> str:
+        """What may stand before the content."""
+        if form is None or not form.content[0]:
+            return ""
+        if not any(line.startswith("HEAD:") for line in self._lines):
+            self._lines.append(r"HEAD: /[ \n]{1,2}/")
+        return f"(HEAD? {self._tag(form.content[0])})?"
 
     def calls(self, form: CallForm, choice: ToolChoice, *, text: bool) -> list[str]:
         """Calls, or text without calls before them."""
@@ -286,25 +295,30 @@ class _Rules:
         calls = grammar.calls(parallel=choice.parallel)
         self._lines += grammar.lines
         self.schemas += grammar.schemas
-        begin = grammar.text(form.begin)
+        begin, head = grammar.text(form.begin), self.content_begin(form)
+        tail = f"({self._tag(form.content[1])})?" if form.content[1] else ""
+        content = f"{head} TEXT? {tail}"
         token = next((token for token in self._special if form.begin.startswith(token)), None)
         if form.alone:
             # Text is no call: it does not begin as one does.
-            self._lines.append(r"LEAD: /[ \n]{1,2}/")
-            first = f"{self.gap} LEAD? {begin} {calls}"
+            if form.begin and not token:  # one piece with the space before it, which text may begin with, too
+                self._lines.append(rf"CALL_BEGIN: /[ \n]{{0,4}}{escaped_regex(form.begin)}/")
+                first = f"CALL_BEGIN {calls}"
+            else:
+                first = f"{self.gap} {begin} {calls}"
             never = [] if token else [self._call_first(form, choice)]
             self._lines.append(f"TEXT: {self._without([*self._not_first, *never])}")
-            return [first, "TEXT?"] if text else [first]
+            return [first, content] if text else [first]
         if not text:
             return [f"{self.gap} {begin} {calls}"]
         never = [] if token else [rf"/(.|\n)*{escaped_regex(form.begin)}(.|\n)*/"]
         self._lines.append(f"TEXT: {self._without([*self._not_first, *never])}")
         if token:
             self._lines.append(f"BEFORE: {self._without(self._not_first)}")
-            before = f"BEFORE? {begin}"
+            before = f"BEFORE? {tail} {begin}"
         else:
             before = self._until("BEFORE", self._without(self._not_first), form.begin)
-        return [f"{before} {calls}", "TEXT?"]
+        return [f"{head} {before} {calls}", content]
 
     def _call_first(self, form: CallForm, choice: ToolChoice) -> str:
         """What a call begins with, where nothing but its text tells it from content."""

@@ -70,7 +70,8 @@ class CallForm:
     as_text: bool = False  # the template takes arguments as JSON text
     empty_content: bool = False  # the template takes "" where a message has calls alone
     short_ids: bool = False  # the template takes ids of nine letters and digits alone
-    told: bool = False  # read from what the template tells the model
+    content: tuple[str, str] = ("", "")  # texts before and after the content of an answer
+    thought: tuple[str, str] = ("", "")  # texts before and after thoughts, where the template shows those
 
     @property
     def begin(self) -> str:
@@ -90,6 +91,7 @@ class CallForm:
     @property
     def texts(self) -> Iterator[str]:
         """All texts of the form, in which special tokens may be."""
+        yield from (*self.content, *self.thought)
         for parts in (self.first, self.between, self.last):
             yield from (each for each in parts if isinstance(each, str))
         if isinstance(self.arguments, JsonArguments):
@@ -102,6 +104,10 @@ class CallForm:
 
     def cut(self, ends: Collection[str]) -> CallForm:
         """Without what comes after the end of a turn: of these texts, the first in `last`."""
+        begin, end = self.content
+        places = [end.find(each) for each in ends if each in end]
+        content = begin, end[: min(places)] if places else end
+        thought = ("", "") if any(each in self.thought[1] for each in ends) else self.thought
         cut: list[str | Hole] = []
         for part in self.last:
             places = [part.find(end) for end in ends if end in part] if isinstance(part, str) else []
@@ -111,7 +117,8 @@ class CallForm:
         between = self.between
         if any(end in part for end in ends for part in between if isinstance(part, str)):
             between = ()  # the model's turn is over before the next call
-        return replace(self, last=tuple(part for part in cut if part != ""), between=between)
+        last = tuple(part for part in cut if part != "")
+        return replace(self, last=last, between=between, content=content, thought=thought)
 
 
 # The form for templates that know no tools. What they are told is in `tools`.

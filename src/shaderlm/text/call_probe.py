@@ -20,7 +20,8 @@ from .literals import read_literal
 # Renders messages with tools, with or without a generation prompt. None: the template cannot.
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], bool], str | None]
 
-_USER, _CONTENT = "qzuser", "qzcontent"
+_USER, _CONTENT, _THOUGHT = "qzuser", "qzcontent", "qzthought"
+_THOUGHT_END = re.compile(r"</[\w:]*think[\w:]*>|<\|END_THINKING\|>|\[/THINK\]")
 _HOLES = {"qzname": Hole.NAME, "qzcall": Hole.ID}
 _HOLE = re.compile(r"(qzname\d|qzcall00\d(?:qzlongid)?)")
 _KEY_MARK = "\ue000"
@@ -111,6 +112,8 @@ class _Probe:
             empty_content=self._way.empty_content,
             short_ids=self._way.short_ids,
         )
+        content = self._around_content(one)
+        form = replace(form, content=content, thought=self._around_thought(content[0]))
         if not form.begin and not alone:
             raise FormError("nothing tells a call from text")
         self._check(form)
@@ -167,7 +170,7 @@ class _Probe:
         hole = _HOLE.search(one, self._start(one))
         assert hole is not None
         begin = len(self._prompt) if one.startswith(self._prompt) else snapped(_shared(self._plain, one))
-        lead = re.split(r"</[\w:]*think[\w:]*>|<\|END_THINKING\|>|\[/THINK\]", one[begin : hole.start()])[-1]
+        lead = _THOUGHT_END.split(one[begin : hole.start()])[-1]
         both = self._calls([_arguments(1)], _CONTENT)
         content = both.rfind(_CONTENT) if both is not None else -1
         hole = None if both is None or content < 0 else _HOLE.search(both, content)
@@ -181,6 +184,36 @@ class _Probe:
             begin = after.find(">", begin) + 1 or len(after)
         text = after[begin:].lstrip()
         return text, bool(after[:begin].strip()) or not text
+
+    def _around_content(self, one: str) -> tuple[str, str]:
+        """What an answer has before its content and after it, beside white space."""
+        at = self._plain.rfind(_CONTENT)
+        if at < 0:
+            return "", ""
+        begin = self._begin(self._plain)
+        before = _THOUGHT_END.split(self._plain[begin:at])[-1]
+        ends = [n for n in range(len(before), 0, -1) if self._prompt.endswith(before[:n])]
+        before = before[ends[0] :] if ends else before  # what the prompt has is no part of the answer
+        end = len(self._plain) - len(_shared_end(one, self._plain))
+        if self._plain.rfind("<", 0, end) > self._plain.rfind(">", 0, end):
+            end = self._plain.find(">", end) + 1 or len(self._plain)
+        after = self._plain[at + len(_CONTENT) : end]
+        return before.lstrip() if before.strip() else "", after.rstrip() if after.strip() else ""
+
+    def _around_thought(self, content: str) -> tuple[str, str]:
+        """What an answer has before its thoughts and after them."""
+        message = {"role": "assistant", "content": _CONTENT, "reasoning_content": _THOUGHT, "thinking": _THOUGHT}
+        text = self._render([_user(), message], self._tools, False) or ""
+        begin = self._begin(text)
+        thought, at = text.find(_THOUGHT, begin), text.rfind(_CONTENT)
+        if not begin <= thought < at:
+            return "", ""
+        end = text[thought + len(_THOUGHT) : at].strip()
+        return text[begin:thought].strip(), end.removesuffix(content.strip()).rstrip() if content else end
+
+    def _begin(self, text: str) -> int:
+        """Where an answer begins: after the prompt, or after what it has in common with it."""
+        return len(self._prompt) if text.startswith(self._prompt) else snapped(_shared(self._prompt, text))
 
     # Forms ---------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,8 @@ class ChatParser:
         self._calls = None
         if output.calls is not None:
             self._calls = CallReader(output.calls, output.tools, self._pending, self._emit_call)
+        self._around = output.calls.content if output.calls is not None else ("", "")
+        self._held = ""  # content that may become the text after it
         self._in_call = False  # has the text of a call begun?
         self._emit_rest = self._emit_content  # what becomes of pending text at the end
         self._reader = self._answer()
@@ -157,6 +159,9 @@ class ChatParser:
             tags += self._format.tags if self._format.reasoning else []
             rest = "" if self._in_call else rest[: len(rest) - max((overlap(rest, tag) for tag in tags), default=0)]
         self._emit_rest(rest)
+        held, self._held = self._held, ""
+        if held and finish_reason == "stop":
+            self._deltas.append(ContentDelta(held))
         self._reader = self._content()
         return self._flush()
 
@@ -168,6 +173,11 @@ class ChatParser:
         self._deltas.append(CallDelta(index, name, arguments, made_id))
 
     def _emit_content(self, text: str) -> None:
+        end = self._around[1]
+        if end:  # is left out
+            text = (self._held + text).replace(end, "")
+            held = overlap(text, end)
+            text, self._held = text[: len(text) - held], text[len(text) - held :]
         if text:
             self._deltas.append(ContentDelta(text))
 
@@ -189,16 +199,31 @@ class ChatParser:
             return
         if form.alone:
             space = yield from self._space()
-            if not (yield from self._call()):
+            if not (yield from self._call()) and not (yield from self._take_head()):
                 self._emit_content(space)
             yield from self._content()
             return
+        if self._around[0]:
+            space = yield from self._space()
+            if (yield from self._call()):
+                yield from self._skip(_SPACE)
+            elif not (yield from self._take_head()):
+                self._emit_content(space)
         while True:
             space = yield from self._take_before(form.begin, self._emit_content, take=False)
             if (yield from self._call()):
                 yield from self._skip(_SPACE)
             else:
                 self._emit_content(space + self._pending.take(1))
+
+    def _take_head(self) -> _Reader[bool]:
+        """The text before the content, if there is one."""
+        head = self._around[0].strip(_SPACE)
+        if not head or not (yield from self._take_tag(head)):
+            return False
+        if head != self._around[0]:
+            yield from self._skip(_SPACE)
+        return True
 
     def _call(self) -> _Reader[bool]:
         """Calls, if they come next. False: it is content."""
