@@ -127,6 +127,11 @@ def test_devices_without_an_adapter_says_what_to_install(monkeypatch: pytest.Mon
         (("bench", "kernels", "--op", "rmsnorm"), 2, "'rmsnorm' is not one of 'rms_norm'"),
         (("bench", "kernels", "--modle", "x"), 2, "No such option"),
         (("bench", "kernels", "--device", "unobtainium"), 1, "no adapter matches 'unobtainium'"),
+        (
+            ("bench", "kernels", "--device", "cpu"),
+            2,
+            "bench kernels needs a WebGPU adapter, real or in software",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_message(arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -266,7 +266,10 @@ def test_a_file_that_is_no_batch_is_refused_before_anything_runs(
 
 def test_other_files_are_not_written_to(tiny: Path, tmp_path: Path) -> None:
     asked, output = write(tmp_path / "in.jsonl", chat_line("a", "Hello")), tmp_path / "out.jsonl"
-    assert run(tiny, asked, output).code == 0
+    done = run(tiny, asked, output)
+    assert done.code == 0
+    assert "1 request in " in done.err
+    assert "has the results of 1 request\n" in done.err
     before = output.read_bytes()
     cases = [
         (write(tmp_path / "changed.jsonl", chat_line("a", "Other")), "'a', which has changed in ", 0),

@@ -158,6 +158,7 @@ def test_score(model: LanguageModel, expected: F64) -> None:
     assert found[:2] == [None, found[1]]
     assert list(found) == [found[i] for i in range(len(IDS))]
     assert found.perplexity == pytest.approx(math.exp(-found.total / (len(IDS) - 1)))
+    assert repr(found).startswith(f"<PromptLogprobs of {len(IDS)} tokens, total -")
     with pytest.raises(IndexError):
         found[len(IDS)]
 

@@ -867,7 +867,7 @@ def test_a_wrong_model_ends_the_command_before_it_listens(tmp_path: Path) -> Non
 
 def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "base.gguf", template=False)
-    process = start("serve", "-m", path, "--port", 0, "--device", "cpu", "--no-warmup")
+    process = start("serve", "-m", path, "--host", "0.0.0.0", "--port", 0, "--device", "cpu", "--no-warmup")
     try:
         assert process.stderr is not None
         ready = next(line for line in iter(process.stderr.readline, "") if "is ready on" in line)
@@ -875,6 +875,7 @@ def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert "/v1/completions continues texts. It has no chat template, and --chat-template gives it one" in ready
+    assert re.search(r": http://localhost:\d+/v1/completions ", ready), "nobody can open 0.0.0.0"
     with running(loader(path)) as made, made.client() as http:
         for route, body in (
             ("/v1/chat/completions", {"messages": ASK}),

@@ -106,7 +106,7 @@ def batch(
                 _run(batch_requests, todo, results, served)
         failed = len(results.failed)
         hint = f", {failed:,} of them failed; --retry-failed runs those again" if failed else ""
-        tell(f"{results.name} has the results of {len(batch_requests.lines):,} requests{hint}")
+        tell(f"{results.name} has the results of {_counted(len(batch_requests.lines))}{hint}")
     if failed:
         sys.exit(1)
 
@@ -213,7 +213,7 @@ def _write_all(
     results.sync()
     seconds, count = time.monotonic() - began, tokens()
     speed = f"{count:,} tokens, {count / seconds:.1f} tok/s" if count else f"{len(todo) / seconds:.1f} requests/s"
-    tell(f"{len(todo):,} requests in {seconds:.1f} s: {speed}")
+    tell(f"{_counted(len(todo))} in {seconds:.1f} s: {speed}")
 
 
 class _Interrupt:
@@ -263,3 +263,7 @@ def _progress(total: int, done: int, tokens: Callable[[], int]) -> Iterator[Call
 
     with bars:
         yield update
+
+
+def _counted(count: int) -> str:
+    return "1 request" if count == 1 else f"{count:,} requests"

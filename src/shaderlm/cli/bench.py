@@ -116,11 +116,11 @@ def kernels(
 
     from ..bench import measure, report
     from ..compile.workload import SOFTWARE_WARNING
-    from ..gpu import open_device
+    from ..engine.planning import open_adapter
 
     err = Console(stderr=True)
     chosen = _select(ops, models, quick)
-    opened = open_device(device, backend=backend)
+    opened = open_adapter(device, "bench kernels", backend)
     caps = opened.caps
     if caps.software:
         err.print(SOFTWARE_WARNING, style="yellow")
@@ -231,10 +231,10 @@ def rows(
     """
     from ..bench import rows as measuring
     from ..compile.tuning import read
-    from ..gpu import open_device
+    from ..engine.planning import open_adapter
 
     subjects = [(name, *described(name)) for name in models]
-    opened = open_device(device, backend=backend)
+    opened = open_adapter(device, "bench rows", backend)
     caps = opened.caps
     records = []
     for name, kind, config in subjects:

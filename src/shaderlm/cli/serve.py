@@ -286,11 +286,10 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         if several:
             tell(f"{served.name} is loaded on {served.model.report.device}, in {served.model.report.seconds:.2f} s")
             return
-        where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
+        here = _page_address(address) or address
+        where = f"{here} has a chat, {here}/v1 is for OpenAI's clients"
         if not served.model.has_chat_template:
-            where = (
-                f"{address}/v1/completions continues texts. It has no chat template, and --chat-template gives it one"
-            )
+            where = f"{here}/v1/completions continues texts. It has no chat template, and --chat-template gives it one"
         tell(served.model.cache_limit)
         tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 

@@ -68,6 +68,9 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         top = list(zip(self.top_ids[at].tolist(), self.top_values[at].tolist(), strict=True))
         return TokenLogprob(self.ids[at + self.first], float(self.values[at]), top)
 
+    def __repr__(self) -> str:
+        return f"<PromptLogprobs of {len(self)} tokens, total {self.total:.3f}, perplexity {self.perplexity:.3f}>"
+
     @property
     def total(self) -> float:
         """Their sum: the log probability of the text after its first token."""

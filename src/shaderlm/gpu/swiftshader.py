@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .environment import variables
+
 _ICDS = (
     "/usr/lib/chromium/vk_swiftshader_icd.json",
     "/usr/lib/chromium-browser/vk_swiftshader_icd.json",
@@ -32,12 +34,5 @@ def offered_to_vulkan() -> Iterator[None]:
     if icd is None or any(os.environ.get(name) for name in _CHOSEN_BY):
         yield
         return
-    before = os.environ.get("VK_ADD_DRIVER_FILES")  # there, but empty
-    os.environ["VK_ADD_DRIVER_FILES"] = icd
-    try:
+    with variables(VK_ADD_DRIVER_FILES=icd):
         yield
-    finally:
-        if before is None:
-            del os.environ["VK_ADD_DRIVER_FILES"]
-        else:
-            os.environ["VK_ADD_DRIVER_FILES"] = before

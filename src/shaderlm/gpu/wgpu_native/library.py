@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from ...errors import DeviceError
+from ..environment import variables
 from ..packages import folder_of
 from ..swiftshader import offered_to_vulkan
 from ..webgpu_h import Callbacks, number, put_off
@@ -67,7 +68,8 @@ def instance(backends: int) -> Any:
             extras.backends, extras.flags = backends, lib.WGPUInstanceFlag_Default
             descriptor = ffi.new("WGPUInstanceDescriptor *")
             descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", extras)
-            with offered_to_vulkan():
+            # OpenGL is tried, too. Without a driver for it Mesa would tell the user's terminal.
+            with offered_to_vulkan(), variables(EGL_LOG_LEVEL="fatal"):
                 created = lib.wgpuCreateInstance(descriptor)
             if created == ffi.NULL:
                 raise DeviceError("wgpu-native could not start: it made no instance")
