@@ -19,6 +19,7 @@ import pytest
 
 from shaderlm import load
 from shaderlm.engine import EngineOptions, LanguageModel
+from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
@@ -341,6 +342,16 @@ def test_a_restart_finds_the_pages_of_a_conversation(device: str, tiny: Path, tm
         assert disk_of(model).hits == 3 * PAGE
 
 
+def test_a_restart_of_a_deterministic_model(tiny: Path, tmp_path: Path) -> None:
+    """Chunks of its prompts end at multiples of 256 tokens, and so does what it finds."""
+    with opened(tiny, tmp_path, deterministic=True) as model:
+        expected, cached = answer(model)
+        assert cached == 0
+    with opened(tiny, tmp_path, deterministic=True) as model:
+        assert answer(model) == (expected, 2 * PAGE)
+        assert disk_of(model).hits == 2 * PAGE
+
+
 @pytest.mark.parametrize("name", ["device", "gpu"])
 def test_on_a_device(name: str, tiny: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     device: Device = request.getfixturevalue(name)
@@ -354,12 +365,12 @@ def test_on_a_device(name: str, tiny: Path, tmp_path: Path, request: pytest.Fixt
 
 
 def test_another_model_finds_nothing(tiny: Path, tmp_path: Path) -> None:
-    """Nor another format of the cache, another precision, or the same file with other weights."""
+    """Nor another format of the cache, other chunks of prompts, or a file of the same form with other weights."""
     with opened(tiny, tmp_path) as model:
         answer(model)
     other = write_tiny_llama(tmp_path / "tiny.gguf", context=1024, seed=5)
-    for path, options in ((other, {}), (tiny, {"device": "cpu"}), (tiny, {"deterministic": True})):
-        with opened(path, tmp_path, **{"device": "numpy", **options}) as model:
+    for path, options in ((other, {}), (tiny, {"cache": "f16"}), (tiny, {"deterministic": True})):
+        with load_with(path, device="numpy", cache_dir=tmp_path, **options) as model:
             assert answer(model)[1] == 0
             assert disk_of(model).hits == 0
     with opened(tiny, tmp_path, context=512) as model:

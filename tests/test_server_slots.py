@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from shaderlm import load
+from shaderlm.server import slots
 from shaderlm.server.errors import ApiError
 from shaderlm.server.loading import ServeOptions, serve_model
 from shaderlm.server.served import ServedModel
@@ -152,6 +153,14 @@ def test_names_that_are_refused(name: str | None) -> None:
 @pytest.mark.parametrize("name", ["a", "slot1.bin", "chat 3", "ünï-😀_1", "x" * 200, "a..b"])
 def test_names_that_are_taken(name: str) -> None:
     assert checked_name(name) == name
+
+
+def test_files_are_few(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "MAX_FILES", 2)
+    complete(http)
+    for name in ("a", "b", "a"):
+        change(http, "save", name=name)
+    refused(http, "save", "c", "there are 2 saved files")
 
 
 def test_keys_have_slots_and_files_of_their_own(tiny: Path, tmp_path: Path) -> None:

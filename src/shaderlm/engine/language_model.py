@@ -80,7 +80,8 @@ class LanguageModel:
         """Keep pages of the prefix cache in a folder, too: prompts that begin alike are found after a restart.
 
         limit: bytes of all its files; what was used least recently goes first. Only while nothing is generated.
-        keys: of the clients that requests name by their places. Each finds its own pages alone.
+        keys: of the clients that requests name by their places. Each finds its own pages alone; other clients of
+        requests leave nothing in the folder.
         """
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InputError(f"cache_disk must be a number of bytes, at least 1, got {limit!r}")

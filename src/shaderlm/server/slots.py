@@ -15,12 +15,13 @@ from threading import Lock
 from ..engine import Handle, LanguageModel
 from ..engine.model_identity import identity_of
 from ..engine.saved_prompts import restore_prompt, save_prompt
-from ..errors import DeviceError, InputError
+from ..errors import InputError
 from ..runtime.disk_cache import keyed, read_salt
 from .errors import ApiError
 from .types.llama_server import SlotFileResponse, SlotTimings
 
 MAX_SLOTS = 256  # of a client: numbers above are not remembered
+MAX_FILES = 256  # of a client
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]{0,199}")
 _ACTIONS = ("save", "restore", "erase")
 
@@ -39,7 +40,7 @@ class SlotFiles:
             raise InputError(f"cannot use --slot-save-path {folder}: {problem.strerror}") from None
         self._identity = identity_of(model.runner, model.report)
         self._salt = read_salt(folder) if keys else b""
-        self._lock = Lock()
+        self._lock, self._transfer = Lock(), Lock()  # one prompt at a time is in the memory of the host
         self._tokens: dict[tuple[str | None, int], Sequence[int]] = {}
 
     def note(self, client: str | None, slot: int | None, handles: Sequence[Handle]) -> None:
@@ -56,10 +57,11 @@ class SlotFiles:
 
     def save(self, client: str | None, slot: int, name: str) -> SlotFileResponse:
         """Write a slot into a file."""
-        began, ids = time.perf_counter(), self.tokens(client, slot)
-        saved = save_prompt(
-            self._model.engine.pages, ids, self._owner(client), self._path(client, name), self._of(client)
-        )
+        began, ids, path = time.perf_counter(), self.tokens(client, slot), self._path(client, name)
+        if not path.exists() and len([*path.parent.iterdir()]) >= MAX_FILES:
+            raise ApiError(400, f"there are {MAX_FILES} saved files, which is the most; save under one of their names")
+        with self._transfer:
+            saved = save_prompt(self._model.engine.pages, ids, self._owner(client), path, self._of(client))
         timings = SlotTimings(save_ms=_milliseconds(began))
         return SlotFileResponse(
             id_slot=slot, filename=name, n_saved=len(saved.ids), n_written=saved.nbytes, timings=timings
@@ -69,10 +71,8 @@ class SlotFiles:
         """Put a file into the cache; the slot holds it."""
         began = time.perf_counter()
         pages = self._model.engine.pages
-        try:
+        with self._transfer:
             saved = restore_prompt(pages, self._owner(client), self._path(client, name), self._of(client))
-        except DeviceError as problem:
-            raise ApiError(400, f"{name} cannot be restored: {problem}", param="filename") from None
         with self._lock:
             self._tokens[client, slot] = saved.ids
         timings = SlotTimings(restore_ms=_milliseconds(began))
