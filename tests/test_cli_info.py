@@ -322,3 +322,13 @@ def test_long_lines_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert len(lines) > 3
     assert max(map(len, lines)) <= 60
     assert all(line.startswith((" " * 15 + "m", " " * 15 + "w")) for line in lines[1:])
+
+
+def test_memory_counts_a_draft_model(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", layers=1)
+    (alone, both) = (
+        caps(path, "--context", 100, "--device", "numpy", *more)["memory"] for more in ((), ("--draft-model", path))
+    )
+    assert both["draft"] == alone["total"]
+    assert both["total"] == 2 * alone["total"]
+    assert shaderlm("info", path, "--draft-model", path).code != 0, "without --context there is nothing to count"

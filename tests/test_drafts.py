@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 
 import shaderlm
 from shaderlm.engine import EngineOptions, LanguageModel, Request
+from shaderlm.engine.draft_model import ModelDrafter, check_same_vocabulary
 from shaderlm.engine.draft_settings import check_can_draft
 from shaderlm.engine.drafts import Drafts, NgramDrafter
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import InputError
 from shaderlm.graph.batch import PAGE
+from shaderlm.text import Vocabulary
 
 from .test_engine_loop import TOKEN, VOCABULARY, expected, held, left_nothing, made
-from .tiny_models import write_tiny_llama
+from .tiny_models import tiny_metadata, write_tiny_llama
 
 
 class Guessing:
@@ -140,6 +143,89 @@ def test_models_whose_cache_cannot_be_cut_do_not_draft() -> None:
     config: Any = SimpleNamespace(recurrent=True, architecture="lfm2")
     with pytest.raises(InputError, match="lfm2 cannot"):
         check_can_draft(config)
+
+
+# A draft model ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model with the same vocabulary, and a shorter context."""
+    return write_tiny_llama(
+        tmp_path_factory.mktemp("small") / "small.gguf", kind="q8_0", layers=1, context=PAGE, seed=5
+    )
+
+
+def drafting(path: Path, small: Path, device: Any = "numpy", **options: Any) -> tuple[LanguageModel, ModelDrafter]:
+    """A model and one that drafts for it whenever it can."""
+    model = shaderlm.load(path, draft_model=small, device=device, **options)
+    assert model.engine._drafts is not None
+    drafter = model.engine._drafts.drafter
+    assert isinstance(drafter, ModelDrafter)
+    model.engine.use_drafts(drafts_of(drafter))
+    return model, drafter
+
+
+def sequences_of(drafter: ModelDrafter) -> int:
+    return drafter._runner.pool.sequences
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(tiny: Path) -> None:
+    """Its cache is in step after drafts that were verified in part, as the end of a text has it, and drawn alike."""
+    with shaderlm.load(tiny, device="numpy") as model:
+        options: Any = {"max_tokens": 50, "temperature": 1.2, "seed": 4, "ignore_eos": True}
+        wanted = [model.generate([i, i + 1], **options).ids for i in range(5)]
+    model, drafter = drafting(tiny, tiny)
+    with model:
+        found = model.generate([[i, i + 1] for i in range(5)], **options)
+        assert [each.ids for each in found] == wanted
+        stats = model.engine.stats()
+        assert stats.accepted_tokens == stats.drafted_tokens > 150
+        assert not sequences_of(drafter)
+
+
+@pytest.mark.parametrize("where", ["numpy", pytest.param("device", marks=pytest.mark.full)])
+def test_a_model_that_drafts_otherwise_changes_nothing(
+    where: str, tiny: Path, other: Path, request: pytest.FixtureRequest
+) -> None:
+    """Random requests, rejected drafts, a pool in which sequences are preempted, and texts longer than it can read."""
+    device: Any = where if where == "numpy" else request.getfixturevalue(where)
+    rng, options = random.Random(7), EngineOptions(parallel=8, cache_tokens=6 * PAGE)
+    with shaderlm.load(tiny, device=device, deterministic=True) as model:
+        model.engine.configure(options)
+        prompts = [[rng.randrange(VOCABULARY) for _ in range(n)] for n in (2, 9, PAGE - 20, PAGE + 30)]
+        requests = [random_request(model, rng, prompts) for _ in range(12 if where == "numpy" else 5)]
+        wanted = results(model, requests, {})
+    model, drafter = drafting(tiny, other, device, deterministic=True)
+    with model:
+        model.engine.configure(options)
+        assert results(model, requests, {}) == wanted
+        stats = model.engine.stats()
+        assert stats.drafted_tokens > stats.accepted_tokens
+        assert not sequences_of(drafter)
+
+
+def test_without_memory_for_its_cache_nothing_is_drafted(tiny: Path) -> None:
+    model, drafter = drafting(tiny, tiny)
+    with model:
+        wanted = model.generate([3, 4, 5], max_tokens=20, ignore_eos=True)
+        before = model.engine.stats().drafted_tokens
+        drafter._runner.pool.max_pages = drafter._runner.pool.pages
+        taken = drafter._runner.add()
+        drafter._runner._reserve([(taken, drafter._runner.pool.free * PAGE)])
+        assert model.generate([3, 4, 5], max_tokens=20, ignore_eos=True).ids == wanted.ids
+        assert model.engine.stats().drafted_tokens == before > 0
+
+
+def test_a_draft_model_has_the_same_vocabulary(tiny: Path) -> None:
+    vocabulary = Vocabulary.from_metadata(tiny_metadata())
+    tokens = [*vocabulary.tokens]
+    tokens[7], tokens[8] = tokens[8], tokens[7]
+    for other, words in ((tokens, "its token 7 is"), ([*tokens, "more"], f"has {len(tokens) + 1:,} tokens")):
+        with pytest.raises(InputError, match=words):
+            check_same_vocabulary(vocabulary, replace(vocabulary, tokens=other))
+    with pytest.raises(InputError, match="exclude each other"):
+        shaderlm.load(tiny, draft="ngram", draft_model=tiny)
 
 
 # Random combinations ---------------------------------------------------------------------------------------

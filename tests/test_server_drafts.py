@@ -69,4 +69,4 @@ def test_the_commands_know_what_python_knows() -> None:
     assert tuple(parameters["draft"].type.choices) == DRAFTS
     assert (parameters["draft_tokens"].type.min, parameters["draft_tokens"].type.max) == (1, MOST_TOKENS)
     assert f"[default: {DRAFT_TOKENS}]" in parameters["draft_tokens"].help
-    assert ModelOptions("", "cpu", "auto", None, "fast", False, (), None).draft is None
+    assert ModelOptions("", "cpu", "auto", None, "fast", False, (), None).draft_model is None

@@ -74,7 +74,7 @@ def ray_engines(
     check_ray()
     if model_options.cache_dir is not None:
         raise InputError("--cache-dir is not for --ray: each engine may be on a machine of its own.")
-    if model_options.draft is not None:
+    if model_options.draft is not None or model_options.draft_model is not None:
         raise InputError("--draft is not for --ray yet; leave it out.")
     model = model_options.model
     if is_synthetic(model):

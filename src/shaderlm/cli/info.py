@@ -68,6 +68,7 @@ _LABEL = 14  # characters of a label, before a space
 @backend_option
 @click.option("--metadata", "with_metadata", is_flag=True, help="Also list all metadata.")
 @click.option("--tensors", "with_tensors", is_flag=True, help="Also list all tensors.")
+@click.option("--draft-model", "-md", metavar="MODEL", help="With --context: beside a model that drafts for it.")
 @json_option
 def info(
     model: str | None,
@@ -77,6 +78,7 @@ def info(
     backend: Backend,
     with_metadata: bool,
     with_tensors: bool,
+    draft_model: str | None,
     as_json: bool,
 ) -> None:
     """Show what a model is, whether it runs, and how large it is.
@@ -91,10 +93,12 @@ def info(
     from ..formats.opening import open_checkpoint
     from ..formats.refused_folder import RefusedFolder
 
+    if draft_model is not None and context is None:
+        raise InputError("--draft-model is for --context N, which says what memory the models take")
     if is_synthetic(model):
         if context is None:
             raise InputError("a synthetic model has no file to show; --context N says what memory it takes")
-        _print_memory(_memory(*described(model), context, device, backend), as_json)
+        _print_memory(_memory(*described(model), context, device, backend, draft_model), as_json)
         return
     with progress_bar() as progress:
         path = find(model, progress)
@@ -110,7 +114,7 @@ def info(
             file = opened.enter_context(RefusedFolder.open(path))
         facts = _facts(shown_name(model, path), file, ignore_keys, refused)
         if context is not None:
-            facts["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
+            facts["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend, draft_model)
         metadata = dict(file.metadata) if with_metadata else {}
         tensors = list(file.tensors.values()) if with_tensors else []
     if as_json:
@@ -142,8 +146,34 @@ def _print_facts(facts: dict[str, Any], metadata: Mapping[str, Any], tensors: Se
 # Memory --------------------------------------------------------------------------------------------------
 
 
-def _memory(kind: Architecture, config: Config, context: int, device: str | None, backend: Backend) -> dict[str, Any]:
-    """What a conversation of so many tokens takes, by part, and on which device."""
+def _memory(
+    kind: Architecture,
+    config: Config,
+    context: int,
+    device: str | None,
+    backend: Backend,
+    draft_model: str | None = None,
+) -> dict[str, Any]:
+    """What a conversation of so many tokens takes, by part, and on which device; with a model that drafts for it."""
+    memory = _memory_of_one(kind, config, context, device, backend)
+    if draft_model is None:
+        return memory
+    from ..engine.draft_settings import check_can_draft
+
+    small = described(draft_model)
+    check_can_draft(config)
+    check_can_draft(small[1])
+    drafts = _memory_of_one(*small, min(context, small[1].context), device, backend)
+    limit = memory["cache_limit"]
+    if limit is not None:
+        limit = max(0, limit - int(memory["cache_share"] * (drafts["weights"] + drafts["scratch"])))
+    return {**memory, "draft": drafts["total"], "total": memory["total"] + drafts["total"], "cache_limit": limit}
+
+
+def _memory_of_one(
+    kind: Architecture, config: Config, context: int, device: str | None, backend: Backend
+) -> dict[str, Any]:
+    """What one model takes."""
     from ..engine.cpu import is_cpu
     from ..engine.planning import LARGE_GPU, memory
     from ..gpu import preferred_adapter
@@ -190,7 +220,8 @@ def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
         return
     from ..gpu.caps import size
 
-    parts = ", ".join(f"{part} {size(memory[part])}" for part in ("weights", "cache", "scratch"))
+    named = {"weights": "weights", "cache": "cache", "scratch": "scratch", "draft": "the draft model"}
+    parts = ", ".join(f"{name} {size(memory[part])}" for part, name in named.items() if part in memory)
     has = f", which has {size(memory['device_bytes'])}" if memory["device_bytes"] else ""
     short = has and memory["total"] > memory["device_bytes"]
     print(f"{'memory':<14} {size(memory['total'])} with {memory['context']:,} tokens of context ({parts})")

@@ -161,7 +161,7 @@ class _DelayedBar(_Delayed):
 
 def load_model(model_options: ModelOptions, generation: GenerationOptions | None = None) -> LanguageModel:
     """The model, loaded under a progress bar. Options that its vocabulary refuses end the load early."""
-    from ..engine.loading import load_with
+    from ..engine.loading import load_drafting
     from ..engine.options import generation_params
 
     check = None if generation is None else generation_params(generation).sampling.check_vocabulary
@@ -171,7 +171,7 @@ def load_model(model_options: ModelOptions, generation: GenerationOptions | None
         if options[name] is None:
             del options[name]
     with progress_bar() as progress:
-        return load_with(**options, progress=progress, on_vocabulary=check)
+        return load_drafting(**options, progress=progress, on_vocabulary=check)
 
 
 def count_bar(*more_columns: ProgressColumn, **options: Any) -> RichProgress:

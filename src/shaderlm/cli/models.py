@@ -53,14 +53,18 @@ def load_any(
     *,
     ignore_keys: Collection[str] = (),
     quantize: str | None = None,
+    draft_model: str | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """A model, loaded under a progress bar; `options` as for `engine.loading.load_with`."""
+    """A model, loaded under a progress bar; `options` as for `engine.loading.load_drafting`."""
     from ..bench import synthetic
     from ..engine import loading
 
+    def load_one(name: str | None, *, device: str | Device, **how: Any) -> LanguageModel:
+        if name is not None and is_synthetic(name):
+            return synthetic.load_synthetic(name, device, **how)
+        more: dict[str, Any] = {"ignore_keys": ignore_keys, "quantize": quantize} if name == model else {}
+        return loading.load_with(name, device=device, **more, **how)
+
     with progress_bar() as progress:
-        if model is not None and is_synthetic(model):
-            return synthetic.load_synthetic(model, device, progress=progress, **options)
-        options |= {"ignore_keys": ignore_keys, "quantize": quantize}
-        return loading.load_with(model, device=device, progress=progress, **options)
+        return loading.load_drafting(model, draft_model, device=device, progress=progress, load_one=load_one, **options)

@@ -42,6 +42,7 @@ class ModelOptions:
     cache_dir: str | None = None
     cache_disk: int | None = None
     draft: str | None = None
+    draft_model: str | None = None
     draft_tokens: int | None = None
 
 

@@ -460,7 +460,7 @@ def _loader(
         options = {**options, "aliases": options["aliases"] or (model,)}  # there is no file whose name it could have
     # Streams of other models would stop for half a second.
     serve_options = replace(_serve_options(template, limits, keys, options), prepare_grammars=only)
-    same = ["backend", "precision", "ignore_keys", "quantize", "deterministic", "draft"]
+    same = ["backend", "precision", "ignore_keys", "quantize", "deterministic", "draft", "draft_model"]
     same += ["draft_tokens"] if options["draft_tokens"] is not None else []
     how = {name: options[name] for name in same} | {"context": options["ctx_size"], "tune": not options["no_tune"]}
 

@@ -33,7 +33,7 @@ def serve_replicas(
         raise click.UsageError("--web is not for replicas: any web server can host an export.")
     if options["pull"]:
         raise click.UsageError("--pull is not for replicas: each may be on a machine of its own.")
-    if options["draft"] is not None:
+    if options["draft"] is not None or options["draft_model"] is not None:
         raise click.UsageError("--draft is not for replicas yet; leave it out.")
     for name in ("cache_dir", "slot_save_path"):
         if options[name] is not None:

@@ -18,6 +18,7 @@ _MARGIN = 1.05  # by which drafts must be faster, as far as is known
 _SAMPLES = 7  # of which the median counts
 _OLD = 512  # steps after which a measured time is not believed any more, if no newer one came
 _UNKNOWN = 1.25  # what a step of twice the rows is taken to cost until it is measured
+_FEW = 16  # drafted tokens: every number up to it is compared
 _LEAST_CHANCE = 0.02  # of a drafted token: less is not worth the work of its row
 
 
@@ -55,6 +56,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[bool, int], deque[float]] = {}
+        self._medians: dict[tuple[bool, int], float] = {}
         self._last: dict[tuple[bool, int], int] = {}  # when
         self._steps = 0
 
@@ -69,13 +71,14 @@ class StepCosts:
             if self._steps - self._last[key] >= _OLD:
                 samples.clear()
             samples.append(seconds)
+            self._medians[key] = median(samples)
         self._last[key] = self._steps
 
     def seconds(self, waits: bool, rows: int) -> float | None:
         """Of such a step; None: it was not measured lately."""
         key = (waits, bucket(rows))
-        samples = self._samples.get(key)
-        return median(samples) if samples and self._steps - self._last[key] < _OLD else None
+        known = self._medians.get(key)
+        return known if known is not None and self._steps - self._last[key] < _OLD else None
 
     def expected(self, rows: int) -> float | None:
         """Of a step that waits: as it was measured, or as those of fewer rows lead to expect."""
@@ -117,7 +120,7 @@ def draft_counts(
         tokens += p
         drafted[i] += 1
         longest = max(longest, drafted[i])
-        if n < len(gains) and bucket(rows + n) == bucket(rows + n + 1):
+        if _FEW < n < len(gains) and bucket(rows + n) == bucket(rows + n + 1):
             continue  # one row more costs nothing
         seconds = cost(rows + n, longest)
         if seconds is not None and tokens / seconds > best:

@@ -23,8 +23,10 @@ def check_can_draft(config: Config) -> None:
         )
 
 
-def check_draft(draft: str | None, tokens: int) -> None:
+def check_draft(draft: str | None, tokens: int, model: object = None) -> None:
     """How to draft, and how many tokens at once."""
+    if draft is not None and model is not None:
+        raise InputError("draft and draft_model exclude each other: give one of them")
     if draft not in (None, *DRAFTS):
         raise InputError(f"draft must be None or one of {', '.join(map(repr, DRAFTS))}, got {draft!r}")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_TOKENS:

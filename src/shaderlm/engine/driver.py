@@ -442,12 +442,12 @@ class Engine:
         core = self._core
         if len(core.in_flight) >= self._ahead:
             return
+        if self._drafts is not None:  # a model may draft: nobody waits for it under the lock
+            self._drafts.choose(self._scheduler, lambda handle: self._masks.in_place(handle, self._inbox.active))
         with self._runner.lock:
             if self._inbox.new:
                 self._admit()
             self._take_masks(self._masks.ready())
-            if self._drafts is not None:
-                self._drafts.choose(self._scheduler, lambda handle: self._masks.in_place(handle, self._inbox.active))
             while len(core.in_flight) < self._ahead:
                 try:
                     batch = self._scheduler.schedule()

@@ -29,6 +29,7 @@ from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary
 from .cpu import cpu_runner, is_cpu, packs_weights
+from .draft_model import ModelDrafter, check_same_vocabulary
 from .draft_settings import DRAFT_TOKENS, check_can_draft, check_draft
 from .drafts import Drafts, NgramDrafter
 from .language_model import DEFAULT_CACHE_DISK, LanguageModel
@@ -57,6 +58,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_disk: int = DEFAULT_CACHE_DISK,
     draft: str | None = None,
+    draft_model: str | os.PathLike[str] | None = None,
     draft_tokens: int = DRAFT_TOKENS,
 ) -> LanguageModel:
     """Load a model: the path of a .gguf file or a Hugging Face folder, "hf:ORG/REPO[/FILE.gguf]", or a name.
@@ -84,10 +86,12 @@ def load(
     cache_dir: a folder for what is computed of prompts. Prompts that begin alike are found there by later processes.
     cache_disk: bytes that its files may take (default: 8 GiB); what was used least recently goes first.
     draft: "ngram" drafts what followed the last tokens where they came before, and verifies several tokens in a step,
-    where that is faster. The text is the same. draft_tokens: how many are drafted for a sequence at once, at most.
+    where that is faster. The text is the same. draft_model: a smaller model with the same vocabulary, which drafts, on
+    the same device. draft_tokens: how many are drafted for a sequence at once, at most.
     """
-    return load_with(
+    return load_drafting(
         model,
+        draft_model,
         device=device,
         backend=backend,
         context=context,
@@ -188,6 +192,42 @@ def load_with(
         except BaseException:
             loaded.close()
             raise
+    return loaded
+
+
+def load_drafting(
+    model: str | os.PathLike[str] | None,
+    draft_model: str | os.PathLike[str] | None,
+    *,
+    device: str | int | Device | None = None,
+    draft: str | None = None,
+    draft_tokens: int = DRAFT_TOKENS,
+    load_one: Callable[..., LanguageModel] = load_with,
+    **options: Any,
+) -> LanguageModel:
+    """A model, and another one that drafts for it, if there is one, on the same device; options as for `load_with`.
+
+    That one is loaded first: what memory is free for the cache is measured with it.
+    """
+    check_draft(draft, draft_tokens, draft_model)
+    if draft_model is None:
+        return load_one(model, device=device, draft=draft, draft_tokens=draft_tokens, **options)
+    same = ("backend", "precision", "tune", "measure", "progress")
+    small = load_one(draft_model, device=device, **{name: options[name] for name in same if name in options})
+    try:
+        check_can_draft(small.config)
+        on = small.runner.device if isinstance(small.runner, GpuRunner) else device
+        loaded = load_one(model, device=on, **options)
+    except BaseException:
+        small.close()
+        raise
+    try:
+        check_same_vocabulary(loaded.tokenizer.vocabulary, small.tokenizer.vocabulary)
+        loaded.engine.use_drafts(Drafts(ModelDrafter(small, loaded.config.vocabulary), draft_tokens))
+    except BaseException:
+        loaded.close()
+        small.close()
+        raise
     return loaded
 
 
