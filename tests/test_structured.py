@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -532,6 +533,18 @@ def test_the_tables_of_a_vocabulary_can_be_made_before_they_are_needed(model: La
     first = model._grammars._guidance
     model.prepare_grammars()
     assert model._grammars._guidance is first
+
+
+def test_a_model_that_is_loaded_again_has_the_tables_of_its_vocabulary(model: LanguageModel) -> None:
+    tokenizer = Tokenizer(model.tokenizer.vocabulary)
+    first = GrammarCompiler(tokenizer, model.config.vocabulary)._guidance
+    again = GrammarCompiler(Tokenizer(model.tokenizer.vocabulary), model.config.vocabulary)
+    assert again._guidance is first
+    vocabulary = replace(tokenizer.vocabulary, tokens=[*tokenizer.vocabulary.tokens[:-1], "another"])
+    other = GrammarCompiler(Tokenizer(vocabulary), model.config.vocabulary)
+    assert other._guidance is not first
+    larger = GrammarCompiler(tokenizer, model.config.vocabulary + 64)
+    assert len(larger._guidance.only_ends) > len(first.only_ends)
 
 
 def test_grammars_are_kept(model: LanguageModel) -> None:

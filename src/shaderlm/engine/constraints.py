@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,13 @@ class _Guidance(NamedTuple):
     tokenizer: llguidance.LLTokenizer
     ends: frozenset[int]  # tokens that end a text
     only_ends: bytes  # the mask of these alone
+
+
+# Of vocabularies, by what they hold: a model that is loaded again needs the same. They take up to a second to make, in
+# which Python runs nothing else.
+_MAX_TABLES = 4
+_tables: OrderedDict[bytes, _Guidance] = OrderedDict()
+_tables_lock = threading.Lock()
 
 
 class Grammar:
@@ -292,7 +299,13 @@ class GrammarCompiler:
         ends = self._tokenizer.stop_ids
         if not ends:
             raise InputError("this model has no token that ends a text; structured output needs one")
-        wrapped: Any = llguidance.TokenizerWrapper(_Tokens(self._tokenizer, self._vocabulary))
+        tokens = _Tokens(self._tokenizer, self._vocabulary)
+        key = tokens.key(ends)
+        with _tables_lock:
+            if key in _tables:
+                _tables.move_to_end(key)
+                return _tables[key]
+        wrapped: Any = llguidance.TokenizerWrapper(tokens)
         bits = np.zeros(-(-self._vocabulary // 32) * 32, np.uint8)
         bits[sorted(ends)] = 1
         only_ends = np.packbits(bits, bitorder="little").tobytes()
@@ -301,7 +314,12 @@ class GrammarCompiler:
         except TypeError:  # older versions take one token
             needed = f"JSON schemas, grammars and tools need a newer llguidance than {version_of('llguidance')}"
             raise InputError(f"{needed}; install it with: {install_command('structured', upgrade=True)}") from None
-        return _Guidance(tokenizer, ends, only_ends)
+        guidance = _Guidance(tokenizer, ends, only_ends)
+        with _tables_lock:
+            _tables[key] = guidance
+            if len(_tables) > _MAX_TABLES:
+                _tables.popitem(last=False)
+        return guidance
 
 
 class _Tokens:
@@ -318,6 +336,12 @@ class _Tokens:
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text, parse_special=False)
+
+    def key(self, ends: Iterable[int]) -> bytes:
+        """A hash of all that the tables are made of."""
+        parts = [*self.tokens, repr((self.special_token_ids, sorted(ends))).encode()]
+        sizes = np.array([len(part) for part in parts], np.int64)
+        return hashlib.blake2b(sizes.tobytes() + b"".join(parts), digest_size=32).digest()
 
 
 def _bitmask(matcher: llguidance.LLMatcher, only_ends: bytes) -> bytes:
