@@ -118,6 +118,15 @@ def test_a_file_that_is_moved_away(log: tuple[RequestLog, Path]) -> None:
     assert file.read_text() == '{"n": 2}\n'
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RequestLog("/dev/full", "json")
+    for number in range(3):
+        log.add({"n": number})
+    log.close()
+    assert capsys.readouterr().err == "shaderlm: --log-file /dev/full cannot be written: no space left on device\n"
+
+
 def test_what_a_proxy_says_is_an_address_or_nothing(path: Path, log: tuple[RequestLog, Path]) -> None:
     made, file = log
     with running(loader(path), log=made) as server, server.client() as http:

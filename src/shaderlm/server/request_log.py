@@ -47,6 +47,7 @@ class RequestLog:
             raise InputError(f"--log-file {path} cannot be written: {reason}") from None
         self._lines: queue.Queue[str | None] = queue.Queue(_MAX_WAITING)
         self._lost = 0  # lines that nobody could write in time
+        self._broken = False  # the last line could not be written, which was told
         self._thread = threading.Thread(target=self._write, name="request log", daemon=True)
         self._thread.start()
 
@@ -65,8 +66,19 @@ class RequestLog:
                 if lost:
                     self._print(f"{lost:,} requests are missing here: the log could not be written")
                 self._print(line)
-            except (OSError, ValueError):  # a full disk, or nobody reads
+                self._broken = False
+            except (OSError, ValueError) as problem:  # a full disk, or nobody reads
                 self._lost += lost + 1
+                self._tell(problem)
+
+    def _tell(self, problem: Exception) -> None:
+        """Once until a line is written again, that the file has none."""
+        if self._file is not None and not self._broken:
+            self._broken = True
+            reason = (getattr(problem, "strerror", None) or str(problem)).lower()
+            with suppress(OSError, ValueError):
+                text = f"shaderlm: --log-file {self._file.baseFilename} cannot be written: {reason}"
+                print(text, file=sys.stderr, flush=True)
 
     def _print(self, line: str) -> None:
         if self._file is None:
@@ -83,7 +95,8 @@ class RequestLog:
             self._lines.put(None, timeout=_END_SECONDS)
             self._thread.join(_END_SECONDS)
         if self._file is not None and not self._thread.is_alive():
-            self._file.close()
+            with suppress(OSError):  # of a full disk: what is left has no place
+                self._file.close()
 
 
 class Logged:
