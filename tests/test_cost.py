@@ -119,6 +119,7 @@ def test_parts_by_hand() -> None:
 # Every op -----------------------------------------------------------------------------------------------------
 
 ROWS = {"k_cache", "v_cache", "table"}  # operands of which rows are counted, not parts
+STATE = "state"  # so with this: a row for each sequence, read and written
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -128,7 +129,12 @@ def test_every_op_has_its_cost(op: str) -> None:
         for position in (0, 1000):
             assert flops(op, dims, position) >= 0
             parts = {name: part(op, name, dims, position) for name in operands}
-            assert all(0 < value <= 1 for name, value in parts.items() if name not in ROWS), (dims, position, parts)
+            assert all(0 < value <= 1 for name, value in parts.items() if name not in {*ROWS, STATE}), (
+                dims,
+                position,
+                parts,
+            )
+            assert STATE not in parts or parts[STATE] == 2 * (dims["tokens"] if dims["single"] else 1)
             rotated = op != "linear" or dims["epilogue"] == "rope_kv_write"
             for name in operands & ROWS if rotated else ():
                 seen = position if op.endswith(("attention", "attention_linear")) and name != "table" else 0

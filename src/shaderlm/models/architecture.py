@@ -511,6 +511,8 @@ class _Build:
     def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         config = self.config
         q, k, v = self._projected(layer, variant, x)
+        # Here, so that it can be one product with them.
+        gate = self._half_of_queries(layer, "attn_gate", x, 1) if self.architecture.gated else None
         q = self._normed_and_rotated(layer, "attn_q", q, config.heads, variant.rope)
         owner = layer if variant.kv_layer is None else f"blk.{variant.kv_layer}"
         caches = {
@@ -530,8 +532,8 @@ class _Build:
             name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
             inputs["sinks"] = self._stored(name, config.heads)
         self.b.add("attention", dims, inputs, layer, out=out)
-        if self.architecture.gated:
-            pair = {"a": self._half_of_queries(layer, "attn_gate", x, 1), "b": out}
+        if gate is not None:
+            pair = {"a": gate, "b": out}
             out = self._pointwise("sigmoid_mul", layer, f"{layer}.attn_gated", pair, config.heads * config.head_width)
         return self._linear(layer, "attn_output", out)
 
