@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shaderlm import load
-from shaderlm.engine import EngineOptions, LanguageModel
+from shaderlm.engine import EngineOptions, LanguageModel, disk_pages
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
@@ -419,6 +419,28 @@ def test_a_pool_without_room_goes_on(tiny: Path, tmp_path: Path) -> None:
         assert answer(model)[0] == expected
         assert answer(model, [5, *IDS])[0]
         assert answer(model)[0] == expected
+
+
+def test_what_is_used_in_memory_stays_on_disk(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is used, too, and written again where it is gone; not for each request."""
+    with opened(tiny, tmp_path) as model:
+        expected = answer(model)
+        pages = model.engine._disk
+        assert pages is not None
+        pages.flush()
+        (path,) = records(tmp_path)
+        path.unlink()
+        assert answer(model)[0] == expected[0]
+        pages.flush()
+        assert records(tmp_path) == [path], "the first use that is noted"
+        os.utime(path, (1, 1))
+        answer(model)
+        pages.flush()
+        assert path.stat().st_mtime == 1, "a moment later nothing is noted"
+        monkeypatch.setattr(disk_pages, "_USE_SECONDS", 0.0)
+        answer(model)
+        pages.flush()
+        assert path.stat().st_mtime > 1
 
 
 def test_a_request_that_is_cancelled_while_it_is_restored(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from ..runtime.runner import Runner
 from .page_transfer import PageTransfer
 
 _WAITING = 256  # prompts that wait to be written; then the oldest is left out
+_USE_SECONDS, _USES = 60.0, 1024  # between two uses of a prompt that are noted on disk; prompts that are remembered
 _FLUSH_SECONDS = 10.0  # that the end of an engine waits for what is not written yet
 READERS = min(8, os.cpu_count() or 1)  # threads that read files
 _AHEAD = READERS + 2  # files that are read before they are uploaded
@@ -51,6 +53,7 @@ class DiskPages:
         self._pages, self._keys = PageTransfer(runner, cache), tuple(keys)
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
+        self._used = dict[tuple[str | None, int, tuple[int, ...]], float]()  # when prompts were, by their ends
         self._writing = self._closed = False
         self._writer: threading.Thread | None = None
         self._process = os.getpid()
@@ -152,7 +155,10 @@ class DiskPages:
         if self._closed or self._process != os.getpid():
             return False
         usable = (len(ids) - 1) // PAGE  # the last token must be run
-        if usable <= 0 or len(self._pages.cache.pages_of(ids, client)) >= usable:
+        if usable <= 0:
+            return False
+        if len(self._pages.cache.pages_of(ids, client)) >= usable:
+            self._note_use(ids[: usable * PAGE], client)
             return False
         try:
             future = self._loaders.submit(self._restore, ids[: usable * PAGE], client)
@@ -160,6 +166,15 @@ class DiskPages:
             return False
         future.add_done_callback(lambda future: done())
         return True
+
+    def _note_use(self, ids: Sequence[int], client: str | None) -> None:
+        """These were found in memory: now and then their files are used, too, and written if they are gone."""
+        key, now = (client, len(ids), tuple(ids[-PAGE:])), time.monotonic()
+        if now - self._used.get(key, float("-inf")) >= _USE_SECONDS:
+            if len(self._used) >= _USES:
+                self._used.clear()
+            self._used[key] = now
+            self.save(ids, client)
 
     def _restore(self, ids: Sequence[int], client: str | None) -> int:
         """The same, now. How many tokens came."""

@@ -544,6 +544,7 @@ class Scheduler:
         del self.waiting[0]
         if state.cached_tokens is None:
             state.cached_tokens = length
+            state.saved_tokens = length // PAGE * PAGE  # of others, who said so
             if state.cached:
                 self.cache.queries += state.prompt_tokens
                 self.cache.hits += length
