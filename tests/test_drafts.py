@@ -217,6 +217,17 @@ def test_without_memory_for_its_cache_nothing_is_drafted(tiny: Path) -> None:
         assert model.engine.stats().drafted_tokens == before > 0
 
 
+def test_memory_counts_the_model_that_drafts(tiny: Path) -> None:
+    both, _ = drafting(tiny, tiny)
+    small = both.draft_model
+    with both:
+        assert small is not None
+        both.generate("the an", max_tokens=2)
+        weights, pages = both.report.weight_bytes, both.runner.cache_bytes + small.runner.cache_bytes
+        assert both.nbytes == 2 * weights + pages
+        assert pages >= both.runner.page_bytes
+
+
 def test_a_draft_model_has_the_same_vocabulary(tiny: Path) -> None:
     vocabulary = Vocabulary.from_metadata(tiny_metadata())
     tokens = [*vocabulary.tokens]

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,19 +42,6 @@ class FakeEngine:
 @dataclass
 class FakeReport:
     path: Path
-    weight_bytes: int
-    dense_bytes: int = 0
-
-
-@dataclass
-class FakePool:
-    pages: int = 0
-
-
-@dataclass
-class FakeRunner:
-    pool: FakePool = field(default_factory=FakePool)
-    page_bytes: int = MB
 
 
 class FakeServed:
@@ -62,8 +49,7 @@ class FakeServed:
 
     def __init__(self, house: House, name: str) -> None:
         self.name, self.model, self._house = name, self, house
-        self.engine, self.runner = FakeEngine(), FakeRunner()
-        self.report = FakeReport(house.path(name), house.sizes.get(name, MB))
+        self.engine, self.report, self.nbytes = FakeEngine(), FakeReport(house.path(name)), house.sizes.get(name, MB)
 
     def knows(self, name: str) -> bool:
         return name == self.name
@@ -239,7 +225,7 @@ def test_a_cache_that_grows_makes_others_go(tmp_path: Path) -> None:
     async def work() -> None:
         (await house.use("ant")).release()
         lease = await house.use("bee")
-        cast("Any", lease.served).runner.pool.pages = 3
+        cast("Any", lease.served).nbytes = 4 * MB
         lease.release()
         await until(lambda: house.states() == {"ant": "unloaded", "bee": "loaded"})
 

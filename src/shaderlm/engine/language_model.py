@@ -71,6 +71,7 @@ class LanguageModel:
         self._grammars = GrammarCompiler(tokenizer, runner.config.vocabulary)
         self._render_limits = RenderLimits()
         self._template: ChatTemplate | None = None
+        self.draft_model: LanguageModel | None = None  # drafts for this one
         if tokenizer.vocabulary.chat_template:
             self.use_chat_template(tokenizer.vocabulary.chat_template)
 
@@ -106,6 +107,12 @@ class LanguageModel:
     def config(self) -> Config:
         """The model's sizes."""
         return self._runner.config
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights and of the cache as large as it is now, and of the model that drafts for this one."""
+        own = self.report.weight_bytes + self.report.dense_bytes + self._runner.cache_bytes
+        return own if self.draft_model is None else own + self.draft_model.nbytes
 
     @property
     def runner(self) -> Runner:

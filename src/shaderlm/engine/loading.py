@@ -224,6 +224,7 @@ def load_drafting(
     try:
         check_same_vocabulary(loaded.tokenizer.vocabulary, small.tokenizer.vocabulary)
         loaded.engine.use_drafts(Drafts(ModelDrafter(small, loaded.config.vocabulary), draft_tokens))
+        loaded.draft_model = small
     except BaseException:
         loaded.close()
         small.close()

@@ -345,10 +345,20 @@ class Runner(ABC):
     @property
     def max_snapshots(self) -> int:
         """How many copies of states a prefix cache may have."""
+        return max_snapshots(self.state_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of recurrent layers of a sequence."""
         if self.config.recurrent and not self._state_bytes:
             tensors = self._architecture.build(self.config, StepSpec(1, cache=self.cache)).tensors.values()
             self._state_bytes = sum(each.nbytes for each in tensors if each.role == "recurrent")
-        return max_snapshots(self._state_bytes)
+        return self._state_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all pages and states, as many as there are now."""
+        return self.pool.pages * self.page_bytes + self.states.rows * self.state_bytes
 
     def snapshot(self, sequence: KvSequence) -> int | None:
         """A copy of the state of a sequence, after all steps that were submitted: its row. None if there is no room.

@@ -428,7 +428,7 @@ class Models:
             model._stamp = stamp_of(served.model.report.path)
         if self.options.memory is None:
             return True
-        model.nbytes = model._known_bytes = bytes_of(served)
+        model.nbytes = model._known_bytes = served.model.nbytes
         while not self._has_room() and (victim := self._least_recently_used()) is not None:
             await self._unload(victim, "unloaded")
         if self._has_room():
@@ -452,7 +452,7 @@ class Models:
             return False
         for each in there:
             if each.served is not None:
-                each.nbytes = bytes_of(each.served)  # caches grow
+                each.nbytes = each.served.model.nbytes  # caches grow
         return memory is None or sum(each.nbytes for each in there) + nbytes <= memory
 
     def _least_recently_used(self) -> HostedModel | None:
@@ -647,12 +647,6 @@ def _failed(model: HostedModel, problem: Exception) -> ApiError:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):,.1f} MiB"
-
-
-def bytes_of(served: ServedModel) -> int:
-    """Memory of its weights and of its cache, as large as that is now."""
-    report, model = served.model.report, served.model
-    return report.weight_bytes + report.dense_bytes + model.runner.pool.pages * model.runner.page_bytes
 
 
 def local_path(model: str) -> Path | None:
