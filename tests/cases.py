@@ -247,9 +247,10 @@ CASES: list[Case] = [
     ),
     *_cases(
         "route_experts",
-        "tokens experts used gating normalise scale bias batched",
+        "tokens experts used gating normalise scale bias batched scaled",
         [(1, 4, 2), (1, 128, 8, "softmax", True), (3, 60, 4), (5, 8, 2, "softmax_used"), (4, 33, 5, "softmax", True, 2.5, True, True),
-         (2, 256, 8, "sigmoid", True, 2.5, True), (3, 5, 5, "sigmoid"), (9, 300, 64, "softmax_used", False, 1.0, False, True), (2, 1, 1)],
+         (2, 256, 8, "sigmoid", True, 2.5, True), (3, 5, 5, "sigmoid"), (9, 300, 64, "softmax_used", False, 1.0, False, True), (2, 1, 1),
+         (3, 9, 4, "softmax", True, 1.0, False, False, True), (5, 8, 2, "sigmoid", True, 2.0, True, True, True)],
     ),
     *_cases(
         "linear_experts",
@@ -261,6 +262,7 @@ CASES: list[Case] = [
             (6, 8, 3, 64, 35, "q4_0", "sum", True), (70, 5, 2, 64, 66, "q8_0", "silu_mul", True),
             (67, 6, 3, 96, 70, "f32", "sum", True), (1, 8, 8, 2080, 40, "q4_0", "sum"), (130, 64, 4, 32, 10),
             (1, 6, 4, 96, 66, "mxfp4", "swiglu_clamped", False, True), (40, 7, 2, 64, 70, "mxfp4", "swiglu_clamped", True, True),
+            (1, 6, 4, 96, 66, "q4_0", "gelu_mul"), (40, 7, 2, 64, 70, "q8_0", "gelu_mul", True),
             (1, 5, 4, 64, 67, "mxfp4", "sum", False, True, True), (5, 6, 2, 96, 35, "q4_0", "sum", True, True, True),
             (35, 6, 2, 32, 67, "q8_0", "sum", True, True, True), (2, 4, 2, 64, 33, "q4_0", "none", False, True),
             (1, 70, 66, 32, 9, "q4_0", "sum", False, True),

@@ -150,7 +150,9 @@ def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
         chosen = np.lexsort((np.arange(d["experts"]), -ranked))[: d["used"]]
         whole = d["normalise"] or d["gating"] == "softmax_used"
         ids[t], factors[t] = chosen, scores[chosen] * d["scale"] / (scores[chosen].sum() if whole else 1)
-    return _with_batch(d, {"logits": logits, "bias": bias}, {"ids": ids, "factors": factors})
+    own = rng.uniform(0.5, 2, d["experts"]).astype(np.float32) if d["scaled"] else None
+    factors = factors if own is None else factors * own[ids]
+    return _with_batch(d, {"logits": logits, "bias": bias, "expert_scale": own}, {"ids": ids, "factors": factors})
 
 
 def _linear_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -176,7 +178,9 @@ def _linear_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arr
     if factors is not None:
         total = (y * factors[:, :, None]).sum(1)
         return _with_batch(d, operands, {"out": total if residual is None else total + residual})
-    gated = {"silu_mul": reference.silu_mul, "swiglu_clamped": _swiglu_clamped}.get(d["combine"])
+    gated = {"silu_mul": reference.silu_mul, "gelu_mul": reference.gelu_mul, "swiglu_clamped": _swiglu_clamped}.get(
+        d["combine"]
+    )
     return _with_batch(d, operands, {"out": gated(y[..., 0::2], y[..., 1::2]) if gated else y})
 
 

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gemma4": "gemma4",
+    "gemma4-moe": "gemma4",
     "glm4": "glm4",
     "gpt-oss-mxfp4": "gpt-oss",
     "granite": "granite",

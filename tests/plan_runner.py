@@ -23,8 +23,14 @@ LIMITS = {
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 
 
-def part_of(tensors, name, rows, first=0, width=0, rotary=0):
-    """Rows of a tensor; of each head of `width` rows, i and i + rotary / 2 are neighbours if a width is given."""
+def part_of(tensors, name, rows, first=0, width=0, rotary=0, group=0, stride=0):
+    """Rows of a tensor; of each head of `width` rows, i and i + rotary / 2 are neighbours if a width is given.
+
+    Of every `stride` rows the first `group`, if there are such.
+    """
+    if group:
+        starts = range(first, first + rows // group * stride, stride)
+        return np.concatenate([tensors[name].reshape(-1, tensors[name].shape[-1])[i : i + group] for i in starts])
     taken = tensors[name][first : first + rows]
     if not width:
         return taken

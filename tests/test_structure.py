@@ -326,6 +326,8 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
         absent.add("counts")
     if dims.get("sinks") is False:
         absent.add("sinks")
+    if dims.get("scaled") is False:
+        absent.add("expert_scale")
     if op == "linear_experts":
         absent |= {"factors"} if dims["combine"] != "sum" else set()
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()

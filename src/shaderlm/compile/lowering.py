@@ -9,7 +9,7 @@ from ..errors import ModelError, RouteError
 from ..gpu import DeviceCaps, Slot, Step
 from ..graph.cost import CACHES
 from ..graph.fuse import RejectedFusion
-from ..graph.graph import Graph, Node, Tensor
+from ..graph.graph import Graph, Node, Tensor, TensorSlice
 from ..kernels import Dispatch, LaunchList, Option, Route, Shader, choose, first_of, fold, shader_of
 from ..kernels.linear.few_columns import applies as few_columns
 from ..kernels.route import WeightPart, buffers_of
@@ -245,11 +245,20 @@ def _operand(node: Node, key: str) -> str:
     return base if base in node.inputs or base in node.outputs else ""
 
 
+def _listed(part: TensorSlice) -> list[Any]:
+    """Without what is 0 at the end."""
+    fields = list(part)
+    while len(fields) > 2 and not fields[-1]:
+        fields.pop()
+    return fields
+
+
 def _source(tensor: Tensor, parts: Mapping[str, WeightPart], key: str) -> dict[str, Any]:
     """Where a weight's bytes come from, in the layout that the route wants."""
     source: dict[str, Any] = {
-        # Name and rows; the first of them where it is not 0; head width and rotary where rows are in another order.
-        "tensors": [list(part if part.width else part[:3] if part.first else part[:2]) for part in tensor.parts],
+        # Name and rows; the first of them where it is not 0; head width and rotary where rows are in another order;
+        # group and stride where they do not follow each other.
+        "tensors": [_listed(part) for part in tensor.parts],
         "interleaved": tensor.interleaved,
     }
     if key not in parts:

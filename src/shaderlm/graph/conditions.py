@@ -10,7 +10,7 @@ from ..formats.weight_formats import WEIGHT_FORMATS
 Dims = dict[str, Any]
 Condition = Callable[[Dims], str | None]
 # How an op for experts combines gate and up: pointwise ops.
-EXPERT_GATES = ("silu_mul", "swiglu_clamped")
+EXPERT_GATES = ("silu_mul", "gelu_mul", "swiglu_clamped")
 
 
 def heads_are_grouped(d: Dims) -> str | None:
@@ -54,7 +54,7 @@ def blocks_are_whole(d: Dims) -> str | None:
 
 def rows_are_pairs(d: Dims) -> str | None:
     """Gate and up take turns, in the matrix of every expert too."""
-    gated = d.get("epilogue", d.get("combine")) in ("gelu_mul", *EXPERT_GATES)
+    gated = d.get("epilogue", d.get("combine")) in EXPERT_GATES
     return f"N must be even, gate and up in turns; got {d['N']}" if gated and d["N"] % 2 else None
 
 

@@ -40,6 +40,8 @@ def route_experts(d: Dims, x: Operands) -> dict[str, Array]:
     bias = x["bias"] if d["bias"] else None
     how = (d["used"], d["gating"], d["normalise"], d["scale"])
     ids, factors = reference.route_experts(x["logits"], bias, *how)
+    if d["scaled"]:
+        factors = reference.mul(factors, x["expert_scale"][ids])
     return {"ids": ids, "factors": factors}
 
 

@@ -16,7 +16,7 @@ Role = Literal["input", "weight", "table", "state", "recurrent", "hidden"]
 
 
 class TensorSlice(NamedTuple):
-    """Rows of a tensor of the checkpoint, from the row `first` on.
+    """Rows of a tensor of the checkpoint, from the row `first` on; of every `stride` rows the first `group`, if given.
 
     With a head `width`, the first `rotary` rows of each head are in another order than in the checkpoint: i and
     i + rotary / 2 are neighbours, 2i and 2i + 1.
@@ -27,6 +27,8 @@ class TensorSlice(NamedTuple):
     first: int = 0
     width: int = 0
     rotary: int = 0
+    group: int = 0
+    stride: int = 0
 
 
 @dataclass(frozen=True)

@@ -108,14 +108,16 @@ _TABLE = (
     ),
     Op(
         "route_experts",
-        "ids[t] = the `used` largest of gating(logits[t]) + bias; factors = scale · gating(logits[t])[ids]",
-        ("logits", "bias", "batch"),
+        "ids[t] = the `used` largest of gating(logits[t]) + bias; factors = scale · gating(logits[t])[ids], times "
+        "expert_scale[ids]",
+        ("logits", "bias", "expert_scale", "batch"),
         {
             **dict.fromkeys(("tokens", "experts", "used"), REQUIRED),
             "gating": "softmax",  # over all experts; softmax_used: over those that are chosen
             "bias": False,  # it counts for choosing only
             "normalise": False,  # factors of a row add up to `scale`
             "scale": 1.0,
+            "scaled": False,  # experts have factors of their own
             "batched": False,
         },
         formulas.route_experts,

@@ -28,7 +28,15 @@ from .config import (
     StepSpec,
     expect,
 )
-from .experts import add_experts, dense_width, expert_matrices, expert_tensors, read_experts, with_dense_layers
+from .experts import (
+    ROUTER_SCALE,
+    add_experts,
+    dense_width,
+    expert_matrices,
+    expert_tensors,
+    read_experts,
+    with_dense_layers,
+)
 from .layer_inputs import LayerInputs, layer_input_tensors
 from .metadata_keys import check_keys, check_tensors
 from .predictors import without_predictors
@@ -215,10 +223,14 @@ class Architecture:
             norms |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), config.hidden)
         if layer.kv_layer is not None:
             norms.pop("attn_k_norm", None)
+        if config.experts and config.experts.mixture.beside_network and layer.experts:
+            norms |= dict.fromkeys(("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"), config.hidden)
         return norms
 
     def _network(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a feed-forward network, those of single experts left out."""
+        if experts and experts.mixture.beside_network:
+            return {**self._network(config, None), **expert_matrices(config, experts)}
         if experts:
             return expert_matrices(config, experts)
         gate = {"ffn_gate": (config.ffn, config.hidden)} if self.activation.endswith("_mul") else {}
@@ -372,7 +384,7 @@ class _Build:
                 read = summed if config.ffn_input == "sum" else x
                 if architecture.norms_before:
                     read = self._norm(layer, f"{layer}.{architecture.ffn_norm}", read)
-            y = self._ffn(layer, read, config.experts_of(i))
+            y = self._ffn(layer, read, summed, config.experts_of(i))
             # The last of what a layer does gives "hidden", if it is the last layer.
             names = ["ffn_sum", *(["input_sum"] if inputs else []), *(["scaled"] if scaled else [])]
             outs = iter([f"{layer}.{name}" for name in names[: -1 if i == config.layers - 1 else None]])
@@ -537,11 +549,14 @@ class _Build:
             out = self._pointwise("sigmoid_mul", layer, f"{layer}.attn_gated", pair, config.heads * config.head_width)
         return self._linear(layer, "attn_output", out)
 
-    def _ffn(self, layer: str, x: str, experts: Experts | None) -> str:
+    def _ffn(self, layer: str, x: str, summed: str, experts: Experts | None) -> str:
+        """Of x, which may be a norm of what attention has given, `summed`."""
         op = self.config.activation or self.architecture.activation
         if not op.endswith("_mul"):
             inputs = {"x": self._linear(layer, "ffn_up", x)}
             return self._linear(layer, "ffn_down", self._pointwise(op, layer, f"{layer}.{op}", inputs, self.config.ffn))
+        if experts and experts.mixture.beside_network:
+            return self._network_and_experts(layer, x, summed, experts)
         if experts:
             return self._mixture(layer, x, experts)
         return self._gated(layer, x, self.config.ffn)
@@ -551,6 +566,21 @@ class _Build:
         inputs = {key: self._linear(layer, f"{name}{suffix}", x) for key, name in (("a", "ffn_gate"), ("b", "ffn_up"))}
         y = self._pointwise(self.architecture.activation, layer, f"{layer}.gated{suffix}", inputs, width)
         return self._linear(layer, f"ffn_down{suffix}", y)
+
+    def _network_and_experts(self, layer: str, x: str, summed: str, experts: Experts) -> str:
+        """Each with norms of its own. The router reads a norm of what attention has given, divided by √hidden."""
+        hidden = self.config.hidden
+        y = self._norm(layer, f"{layer}.post_ffw_norm_1", self._gated(layer, x, self.config.ffn))
+        plain = self._plain_norm(layer, f"{layer}.router_norm.plain", summed, (self.tokens, hidden))
+        pair = {"a": plain, "b": self._stored(f"{layer}.{ROUTER_SCALE}", hidden)}
+        logits = self._linear(
+            layer, "ffn_gate_inp", self._pointwise("mul", layer, f"{layer}.router_norm", pair, period=hidden)
+        )
+        factor = 1 / math.sqrt(hidden)
+        logits = self._pointwise("scale", layer, f"{layer}.router_logits", {"x": logits}, experts.count, factor=factor)
+        read = self._norm(layer, f"{layer}.pre_ffw_norm_2", summed)
+        chosen = add_experts(self.b, self.config, experts, layer, read, logits, self.tokens, self.batch)
+        return self._sum(layer, f"{layer}.ffn_both", y, self._norm(layer, f"{layer}.post_ffw_norm_2", chosen))
 
     def _mixture(self, layer: str, x: str, experts: Experts) -> str:
         """The chosen experts of each row, and the network for all rows, where there is one."""

@@ -108,6 +108,7 @@ class Mixture:
     sigmoid of a dot product, or optional, without a gate, in files that say how wide it is, or as wide as how many
     experts. `gating` is that of the op route_experts, `activation` the op of gate and up. `selection_bias`: layers
     have a bias, exp_probs_b, that counts when experts are chosen, and not in their factors. Optional: all or none.
+    `beside_network`: the network that other layers have is there, too; it and the experts have norms of their own.
     """
 
     always: bool = True
@@ -117,6 +118,7 @@ class Mixture:
     gating: str = "softmax"
     activation: str = "silu_mul"
     selection_bias: Literal["none", "always", "optional"] = "none"
+    beside_network: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..errors import ModelError
-from ..graph.graph import Builder
+from ..graph.graph import Builder, TensorSlice
 from .config import Config, Experts, Layer, Metadata, Mixture
 
 _SHARED_WIDTH, _SHARED_COUNT = "expert_shared_feed_forward_length", "expert_shared_count"
 _SELECTION_BIAS = "exp_probs_b.bias"
+_GATE_UP = "ffn_gate_up_exps"
+# Of a mixture beside a network: what inputs of the router, and results of experts, are multiplied with.
+ROUTER_SCALE, _EXPERT_SCALE = "ffn_gate_inp.scale", "ffn_down_exps.scale"
 
 
 def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
@@ -89,15 +92,27 @@ def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collect
     """The matrices of all experts of a layer, those in `biased` with biases, and the gate of the shared network."""
     wide, down = (experts.count, experts.ffn, config.hidden), (experts.count, config.hidden, experts.ffn)
     tensors: dict[str, tuple[int, ...]] = {}
-    for name, shape in (("ffn_gate_exps", wide), ("ffn_up_exps", wide), ("ffn_down_exps", down)):
+    matrices = {"ffn_gate_exps": wide, "ffn_up_exps": wide, "ffn_down_exps": down}
+    if _in_one(config):
+        matrices = {_GATE_UP: (experts.count, 2 * experts.ffn, config.hidden), "ffn_down_exps": down}
+    for name, shape in matrices.items():
         tensors[f"{layer}.{name}.weight"] = shape
         if name in biased:
             tensors[f"{layer}.{name}.bias"] = shape[:2]
     if experts.mixture.shared == "gated":
         tensors[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
+    if experts.mixture.beside_network:
+        tensors[f"{layer}.{_EXPERT_SCALE}"] = (experts.count,)
+        tensors[f"{layer}.{ROUTER_SCALE}"] = (config.hidden,)
     if _has_selection_bias(config, experts):
         tensors[f"{layer}.{_SELECTION_BIAS}"] = (experts.count,)
     return tensors
+
+
+def _in_one(config: Config) -> bool:
+    """Does a matrix hold the rows of gate and up of every expert, one after the other? In all layers, or in none."""
+    stems = {name.partition(".ffn_")[2] for name in config.shapes}
+    return "gate_up_exps.weight" in stems and "gate_exps.weight" not in stems
 
 
 def _has_selection_bias(config: Config, experts: Experts) -> bool:
@@ -117,17 +132,28 @@ def add_experts(
     if bias:
         b.tensor(bias, experts.count, role="weight", format=config.formats[bias])
     how = {"gating": experts.mixture.gating, "normalise": experts.mixture.normalise, "scale": experts.scale}
-    inputs = {"logits": logits, "bias": bias, **batch}
-    b.add("route_experts", sizes | how | {"bias": bool(bias)}, inputs, layer, ids=ids, factors=factors)
+    own = f"{layer}.{_EXPERT_SCALE}" if experts.mixture.beside_network else None
+    if own:
+        b.tensor(own, experts.count, role="weight", format=config.formats[own])
+    inputs = {"logits": logits, "bias": bias, "expert_scale": own, **batch}
+    how |= {"bias": bool(bias), "scaled": bool(own)}
+    b.add("route_experts", sizes | how, inputs, layer, ids=ids, factors=factors)
 
     def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
         weight, bias = f"{layer}.{name}.weight", f"{layer}.{name}.bias"
         # The matrices of the experts lie one below the other.
-        b.tensor(weight, experts.count * shape[-1], k, role="weight", format=config.formats[weight])
+        stored, half = f"{layer}.{_GATE_UP}.weight", {"ffn_gate_exps": 0, "ffn_up_exps": 1}.get(name)
+        if half is not None and _in_one(config):
+            n, kind = shape[-1], config.formats[stored]
+            rows = TensorSlice(stored, experts.count * n, half * n, group=n, stride=2 * n)
+            b.view(weight, experts.count * n, k, of=[rows], format=kind)
+        else:
+            kind = config.formats[weight]
+            b.tensor(weight, experts.count * shape[-1], k, role="weight", format=kind)
         has_bias = bias in config.shapes
         if has_bias:
             b.tensor(bias, experts.count * shape[-1], role="weight", format=config.formats[bias])
-        dims = sizes | {"K": k, "N": shape[-1], "format": config.formats[weight], "combine": combine, "bias": has_bias}
+        dims = sizes | {"K": k, "N": shape[-1], "format": kind, "combine": combine, "bias": has_bias}
         operands = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
         out = b.tensor(f"{layer}.{name}", *shape)
         b.add("linear_experts", dims, operands, layer, out=out)

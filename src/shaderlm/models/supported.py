@@ -209,6 +209,7 @@ _ROWS = (
         norms_after=True,
         activation="gelu_mul",
         layer_scales=True,
+        mixture=Mixture(always=False, activation="gelu_mul", beside_network=True),
         per_layer_keys=(gemma4.KV_HEADS, gemma4.FFN),
         finalize_config=gemma4.finalize_config,
     ),

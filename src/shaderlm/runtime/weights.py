@@ -137,9 +137,20 @@ def _ordered(part: TensorSlice, heads: Array) -> Array:
 
 def _part_rows(part: TensorSlice, kind: str, first: int, end: int, source: Source) -> Array:
     """Some rows of a part. Those of whole heads are read where the order differs."""
+    if part.group:
+        return np.concatenate([source.rows(part.name, kind, a, b) for a, b in _grouped(part, first, end)])
     width = part.width or 1
     a, b = first // width * width, -(-end // width) * width
     return _ordered(part, source.rows(part.name, kind, part.first + a, part.first + b))[first - a : end - a]
+
+
+def _grouped(part: TensorSlice, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The ranges of rows of the tensor that these rows of a part are."""
+    while first < end:
+        number, at = divmod(first, part.group)
+        stop, start = min(end, (number + 1) * part.group), part.first + number * part.stride + at
+        yield start, start + stop - first
+        first = stop
 
 
 def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> Array:

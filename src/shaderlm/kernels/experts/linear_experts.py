@@ -88,9 +88,11 @@ def _combine(dims: Dims) -> int:
     return int(_COMBINE[dims["combine"]] + dims["bias"] * _BIAS + dims["residual"] * _RESIDUAL)
 
 
-def _apply(dims: Dims) -> str:
-    """The file with what is made of gate and up; where they are not combined, any."""
-    return f"pointwise/apply_{dims['combine'] if dims['combine'] in EXPERT_GATES else 'silu_mul'}"
+def _apply(dims: Dims) -> tuple[str, ...]:
+    """What is made of gate and up; where they are not combined, anything."""
+    if dims["combine"] == "gelu_mul":
+        return "pointwise/apply_gelu_mul", "shared/gelu"
+    return (f"pointwise/apply_{dims['combine'] if dims['combine'] in EXPERT_GATES else 'silu_mul'}",)
 
 
 def _as_linear(dims: Dims) -> Dims:
@@ -149,7 +151,7 @@ def _few_rows_launch_list(
 ) -> LaunchList:
     """Every row reads the matrices of its experts for itself."""
     lay, summed = packed.layout(dims), dims["combine"] == "sum"
-    kernel = Kernel(path, (*arithmetic, lay.file, "experts/choices", _apply(dims), row_count(dims)), needs)
+    kernel = Kernel(path, (*arithmetic, lay.file, "experts/choices", *_apply(dims), row_count(dims)), needs)
     params = {
         "tokens": dims["tokens"],
         "k": dims["K"],
@@ -185,7 +187,7 @@ def _grouped_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     group, tiles = _group(dims, _TILE)
     params = {"k": dims["K"], "n": n, "groups": lay.groups, "used": dims["used"], "tiles": tiles}
     product = Dispatch(
-        Kernel("experts/linear_experts_tile", (lay.file, "experts/store_choice", _apply(dims))),
+        Kernel("experts/linear_experts_tile", (lay.file, "experts/store_choice", *_apply(dims))),
         tiles * ceil_div(n, 64),
         {**params, "combine": _combine(dims)},
         {**lay.constants, "TILE": _TILE},
@@ -244,7 +246,7 @@ def matrix_with(
     summed, used = dims["combine"] == "sum", dims["used"]
     rows = dims["tokens"] * (used if summed else 1)  # of x
     group, tiles = _group(dims, config.rows)
-    include = ("experts/tiles_choices", "experts/finish_choices", "experts/store_choice", _apply(dims))
+    include = ("experts/tiles_choices", "experts/finish_choices", "experts/store_choice", *_apply(dims))
     kernel, constants, inputs = matrix.tiles_of_choices(config, dims, caps, rows, include, units)
     product = Dispatch(kernel, tiles * ceil_div(dims["N"], config.columns), _tile_params(dims, tiles), constants)
     rounding, halves = matrix.rounded_rows(inputs, {**dims, "tokens": rows}, caps, *_choice_count(dims))
@@ -290,7 +292,7 @@ def grouped_int16_with(config: rows_int16.TileConfig, dims: Dims) -> LaunchList:
     rows = dims["tokens"] * (dims["used"] if dims["combine"] == "sum" else 1)  # of x
     tile_rows, tile_columns = config.tile
     group, tiles = _group(dims, tile_rows)
-    include = ("experts/tiles_choices", "experts/store_choice", _apply(dims))
+    include = ("experts/tiles_choices", "experts/store_choice", *_apply(dims))
     kernel, constants = rows_int16.tiles_of_choices(config, dims, include)
     product = Dispatch(kernel, tiles * ceil_div(dims["N"], tile_columns), _tile_params(dims, tiles), constants)
     rounding, rounded = rows_int16.rounded_rows({**dims, "tokens": rows}, True, *_choice_count(dims))

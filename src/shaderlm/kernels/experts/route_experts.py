@@ -8,7 +8,7 @@ from ..wgsl import Kernel
 
 # Bits of the parameter `how` (route_experts.wgsl).
 _GATING = {"softmax": 1, "softmax_used": 2, "sigmoid": 0}
-_NORMALISE, _BIAS = 4, 8
+_NORMALISE, _BIAS, _SCALED = 4, 8, 16
 
 
 def _room(count: int) -> int:
@@ -29,18 +29,19 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "tokens": tokens,
         "experts": experts,
         "used": used,
-        "how": _gating(dims) + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS,
+        "how": _gating(dims) + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS + dims["scaled"] * _SCALED,
         "scale": dims["scale"],
     }
     # A lane for each expert, as far as a workgroup of usual size goes.
     constants = {"WG": max(32, min(256, _room(experts))), "EXPERTS": _room(experts), "USED": _room(used)}
     specialised = is_specialised(tokens, caps)
-    unbound = ("bias",) if specialised and not dims["bias"] else ()
+    there = {"bias": dims["bias"], "expert_scale": dims["scaled"]}
+    unbound = tuple(name for name, is_there in there.items() if not is_there) if specialised else ()
     kernel = Kernel("experts/route_experts", (row_count(dims),))
     dispatch = Dispatch(kernel, tokens, params, constants, specialised=specialised, unbound=unbound)
     buffers = {
         "logits": f32(tokens * experts),
-        "bias": f32(experts) if dims["bias"] else 0,
+        **{name: f32(experts) if is_there else 0 for name, is_there in there.items()},
         "ids": f32(tokens * used),
         "factors": f32(tokens * used),
         **batch_if_read(dims),

@@ -1,5 +1,5 @@
 // s = gating(logits[t]); ids[t] = the USED experts with the largest s + bias, the largest first, of equals the lowest;
-// factors[t, j] = scale · s[ids[t, j]], divided by their sum if NORMALISE
+// factors[t, j] = scale · s[ids[t, j]], divided by their sum if NORMALISE, times expert_scale[ids[t, j]] if SCALED
 // Gating: SOFTMAX over all experts, SOFTMAX_USED over the chosen ones, else the sigmoid of each. Without a bias, logits are
 // in the same order as scores.
 // A workgroup keeps the logits of a row in workgroup memory. The place of an expert is the number of those that go before
@@ -17,6 +17,7 @@ const SOFTMAX: u32 = 1u;
 const SOFTMAX_USED: u32 = 2u;
 const NORMALISE: u32 = 4u;
 const BIAS: u32 = 8u;
+const SCALED: u32 = 16u;
 
 struct Params {
     tokens: u32,
@@ -28,9 +29,10 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> logits: array<f32>;             // [tokens, experts]
 @group(0) @binding(1) var<storage, read> bias: array<f32>;               // [experts] if there is one
-@group(0) @binding(2) var<storage, read_write> ids: array<u32>;          // [tokens, used]
-@group(0) @binding(3) var<storage, read_write> factors: array<f32>;      // [tokens, used]
-@group(0) @binding(4) var<uniform> params: Params;
+@group(0) @binding(2) var<storage, read> expert_scale: array<f32>;       // [experts] if there is one
+@group(0) @binding(3) var<storage, read_write> ids: array<u32>;          // [tokens, used]
+@group(0) @binding(4) var<storage, read_write> factors: array<f32>;      // [tokens, used]
+@group(0) @binding(5) var<uniform> params: Params;
 
 const LOWEST: f32 = -3.4e38;
 const ABSENT: f32 = -3.402823e38;  // of an expert that there is not: after all others
@@ -158,6 +160,9 @@ fn main(
             factor = exp(factor - largest) / total;
         } else if (has(NORMALISE)) {
             factor = factor / total;
+        }
+        if (has(SCALED)) {
+            factor = factor * expert_scale[chosen[j]];
         }
         ids[row * params.used + j] = chosen[j];
         factors[row * params.used + j] = factor * params.scale;
