@@ -60,6 +60,9 @@ class Guessing:
     def forget(self, state: SequenceState) -> None:
         self.states.discard(state)
 
+    def warm_up(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -184,6 +184,10 @@ class ModelDrafter:
         if each is not None and not self._runner.closed:
             self._runner.free(each.kv)
 
+    def warm_up(self) -> None:
+        """Its kernels."""
+        self._runner.warm_up()
+
     def close(self) -> None:
         """Close its model."""
         if self._batch is not None:

@@ -47,6 +47,10 @@ class Drafter(Protocol):
         """A sequence is over."""
         ...
 
+    def warm_up(self) -> None:
+        """Compile whatever drafts may want, for servers."""
+        ...
+
     def close(self) -> None:
         """Give all memory back."""
         ...
@@ -125,6 +129,9 @@ class NgramDrafter:
         """A sequence is over."""
         self._matches.pop(state, None)
 
+    def warm_up(self) -> None:
+        """Nothing is compiled for it."""
+
     def close(self) -> None:
         """There is nothing to give back."""
 
@@ -156,10 +163,13 @@ class Drafts:
         self._last: float | None = None  # when the last step was over, if another one was on its way or to be made
         self.active = False  # does a sequence draft? Then steps are not submitted ahead
 
-    def choose(self, scheduler: Scheduler, is_quick: Callable[[Handle], bool]) -> None:
+    def choose(
+        self, scheduler: Scheduler, is_quick: Callable[[Handle], bool], ready_rows: Callable[[int], int]
+    ) -> None:
         """Which sequences draft, and their drafts, if the tokens before are known. Before a step is scheduled.
 
-        is_quick: can the masks of a constraint be computed at once?
+        is_quick: can the masks of a constraint be computed at once? ready_rows: how many of so many rows need no new
+        kernels.
         """
         running = [
             state
@@ -171,6 +181,9 @@ class Drafts:
                 state.drafts = ()
         looked_at = self._looked_at(running)
         most = scheduler.drafts_that_fit(len(running))
+        if self._measured and running:
+            most = min(most, self._most * len(running))
+            most = max(0, ready_rows(len(running) + most) - len(running))
         chances = [self._chances(state, most, is_quick) for state in looked_at]
         counts = self._counts(chances, len(running), most)
         wanted = list[tuple[SequenceState, int]]()

@@ -124,8 +124,14 @@ class Engine:
         self._disk = DiskPages(self._runner, self._cache, disk, keys)
         self._scheduler.on_cached = self._save_pages
 
-    def use_drafts(self, drafts: Drafts) -> None:
-        """Draft tokens from now on. Only while there are no requests."""
+    def warm_up(self) -> None:
+        """Compile whatever steps and drafts may want, for servers. Takes seconds."""
+        self._runner.warm_up()
+        if self._drafts is not None:
+            self._drafts.drafter.warm_up()
+
+    def use_drafts(self, drafts: Drafts | None) -> None:
+        """Draft tokens from now on, or none. Only while there are no requests."""
         if active := self._inbox.all_active():
             raise InputError(f"the engine has {len(active)} requests; say how it drafts before the first one")
         check_can_draft(self._runner.config)
@@ -443,7 +449,8 @@ class Engine:
         if len(core.in_flight) >= self._ahead:
             return
         if self._drafts is not None:  # a model may draft: nobody waits for it under the lock
-            self._drafts.choose(self._scheduler, lambda handle: self._masks.in_place(handle, self._inbox.active))
+            is_quick = lambda handle: self._masks.in_place(handle, self._inbox.active)  # noqa: E731
+            self._drafts.choose(self._scheduler, is_quick, self._runner.ready_rows)
         with self._runner.lock:
             if self._inbox.new:
                 self._admit()

@@ -113,6 +113,8 @@ class GpuSteps(Runner):
         self._plans: dict[StepSpec | Head, Plan] = {}
         self._planning = threading.RLock()
         self._background: threading.Thread | None = None
+        self._ready_rows = 1  # of decode steps whose kernels are compiled, with those of fewer
+        self._rows_thread: threading.Thread | None = None
         self._bound: dict[StepSpec | Head, BoundProgram] = {}
         self._decodes: weakref.WeakSet[DecodeBatch] = weakref.WeakSet()
         self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
@@ -195,6 +197,31 @@ class GpuSteps(Runner):
         keys: list[StepSpec | Head] = [*steps, *heads]
         for key in keys:
             self.device.compile([launch.step for launch in self.plan(key).launches])
+        self._ready_rows = self.max_outputs
+
+    def ready_rows(self, rows: int) -> int:
+        """Compiling takes longer than what several rows gain in a short text: another thread does it."""
+        if self.deterministic or not self.device.caps.policy.record_ahead:
+            return rows
+        busy = self._rows_thread is not None and self._rows_thread.is_alive()
+        wanted = min(bucket(rows), self.max_outputs)
+        if self._ready_rows < wanted and not busy and not self.closed:
+            self._rows_thread = threading.Thread(target=self._prepare_rows, args=(wanted,), name="plan")
+            self._rows_thread.start()
+        return min(rows, self._ready_rows)
+
+    def _prepare_rows(self, most: int) -> None:
+        with suppress(ShaderlmError):  # whoever wants the plan is told
+            while self._ready_rows < most:
+                tokens = 2 * self._ready_rows
+                decode = self._has_decode_plan(tokens)
+                keys: list[StepSpec | Head] = [StepSpec(tokens, each, self.cache, True, decode) for each in CONTEXTS]
+                keys += [self.head(tokens, tokens, kind) for kind in ("greedy", "sample")]
+                for key in keys:
+                    if self.closed:
+                        return
+                    self.device.compile([launch.step for launch in self.plan(key).launches])
+                self._ready_rows = tokens
 
     def head(self, rows: int, tokens: int, kind: str, paged: bool = True) -> Head:
         """The head of a step: of one row, or of any number of them."""
@@ -515,8 +542,9 @@ class GpuSteps(Runner):
             self.closed = True
             for decode in list(self._decodes):
                 decode.close()
-        if self._background is not None:
-            self._background.join()
+        for thread in (self._background, self._rows_thread):
+            if thread is not None:
+                thread.join()
         with self.lock:
             self._bound.clear()
             for buffers in (self._weights, self._buffers):

@@ -249,6 +249,10 @@ class Runner(ABC):
     def warm_up(self) -> None:  # noqa: B027 (a runner that compiles nothing has nothing to do)
         """Make whatever steps may want, for servers. Nothing where nothing is compiled."""
 
+    def ready_rows(self, rows: int) -> int:
+        """Up to how many decode rows, of so many, a step has without compiling anything; others are made meanwhile."""
+        return rows
+
     # graphs ----------------------------------------------------------------------------------------------
 
     def graph(self, step: StepSpec) -> tuple[Graph, tuple[RejectedFusion, ...]]:

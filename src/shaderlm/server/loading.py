@@ -75,7 +75,7 @@ def serve_model(
                 model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
         if options.warmup:
             with status("compiling kernels"):
-                model.runner.warm_up()
+                model.engine.warm_up()
             if options.prepare_grammars:
                 with suppress(InputError):  # without llguidance, requests that need it are told so
                     model.prepare_grammars()
