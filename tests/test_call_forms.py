@@ -9,7 +9,7 @@ import pytest
 
 from shaderlm.errors import InputError, ModelError
 from shaderlm.text import ChatFormat, ChatTemplate, RenderLimits
-from shaderlm.text.call_form import TAGGED, Parameters
+from shaderlm.text.call_form import TAGGED, Parameters, Spelled
 from shaderlm.text.literals import literal_end, whole_literal
 
 from .call_templates import ARGUMENTS, REFUSED, TEMPLATES, read, rendered, template, tools_for, written
@@ -153,3 +153,15 @@ def test_kinds_of_parameters() -> None:
     assert "object" in kinds["d"]
     assert Parameters(schema).required == {"b"}
     assert Parameters({"properties": {"x": {"$ref": "#/$defs/loop"}}, "$defs": schema["$defs"]}).kinds["x"]
+
+
+def test_names_are_found_among_many() -> None:
+    names = Spelled(["get", "get_weather", 'a"b', *(f"f{i}" for i in range(2000))])
+    assert [name for _, name in names.at("x get_weather(", 2)] == ["get_weather", "get"]
+    assert list(names.at('a\\"b:', 0)) == [(4, 'a"b')]
+    assert not list(names.at("ge", 0))
+    assert names.may_begin("get", 0)
+    assert names.may_begin("f19", 0)
+    assert not names.may_begin("get_weather", 0)
+    assert not names.may_begin("get(", 0)
+    assert names.may_begin("", 0)

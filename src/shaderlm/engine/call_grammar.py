@@ -150,10 +150,10 @@ class CallGrammar:
             begins = f"{self.text(form.open)} {here} call_{i}_{j}_rest"
             follows = f"{self.text(form.separator)} {here} call_{i}_{j}_rest"
             self.lines.append(f"call_{i}_{j}_rest: {_or_nothing(rest)}")
-            first = [begins, *([] if required[j] else first)]
             if required[j]:
-                rest = [follows]
+                first, rest = [begins], [follows]
             else:
+                first.append(begins)
                 self.lines.append(f"call_{i}_{j}_left: {_or_nothing(rest)}")
                 rest = [follows, f"call_{i}_{j}_left"]
         return _or_nothing(first)

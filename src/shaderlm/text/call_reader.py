@@ -20,9 +20,9 @@ from .call_form import (
     Kind,
     Parameters,
     Parts,
+    Spelled,
     ValueForm,
     kind_of,
-    name_texts,
 )
 from .literals import literal_end, whole_literal
 from .stream import overlap
@@ -32,6 +32,7 @@ _INDEX = re.compile(r"[0-9]{0,6}")
 _KEY = re.compile(r"[^\s<>{}\[\]()\"'=:,|]{0,256}")
 _SPACE = re.compile(r"\s*")
 
+_NO_KEYS = Spelled(())
 T = TypeVar("T")
 _Reader = Generator[None, None, T]
 
@@ -64,8 +65,8 @@ _Matched = _Match | str | None
 def match(
     parts: Parts,
     text: str,
-    names: Sequence[str],
-    keys: Sequence[str] | None = None,
+    names: Spelled,
+    keys: Spelled | None = None,
     at: int = 0,
     holes: Mapping[Hole, str] = {},
 ) -> _Matched:
@@ -102,20 +103,15 @@ def _match_hole(
     hole: Hole,
     rest: Parts,
     text: str,
-    names: Sequence[str],
-    keys: Sequence[str] | None,
+    names: Spelled,
+    keys: Spelled | None,
     at: int,
     holes: Mapping[Hole, str],
 ) -> _Matched:
-    found: list[_Matched] = []
     if hole is Hole.NAME or (hole is Hole.KEY and keys):
-        for name in names if hole is Hole.NAME else keys or ():
-            for written in name_texts(name):
-                if text.startswith(written, at):
-                    found.append(match(rest, text, names, keys, at + len(written), {**holes, hole: name}))
-                elif written.startswith(text[at:]):
-                    found.append(_MORE)
-        return _longest(found)
+        spelled = names if hole is Hole.NAME or keys is None else keys
+        found = [match(rest, text, names, keys, end, {**holes, hole: name}) for end, name in spelled.at(text, at)]
+        return _longest([*found, *([_MORE] if spelled.may_begin(text, at) else [])])
     pattern = {Hole.ID: _ID, Hole.INDEX: _INDEX, Hole.KEY: _KEY}[hole]
     end = _end_of(pattern, text, at)
     if end == at and at < len(text):
@@ -147,7 +143,7 @@ class CallReader:
         emit: Callable[[int, str | None, str | None, str], None],
     ) -> None:
         self._form, self._tools, self._pending, self._emit = form, tools, pending, emit
-        self._names = sorted(tools, key=len, reverse=True)
+        self._names, self._keys = Spelled(tools), dict[str, Spelled]()
         self._count = 0
         self.started = False  # is the name of a call known?
 
@@ -155,7 +151,7 @@ class CallReader:
         """From the begin of calls to their end. False: there is no call; nothing was taken."""
         self.started = False
         following = [each for each in (self._form.between, self._form.last) if each] or [()]
-        exact = None if isinstance(self._form.arguments, JsonArguments) else ()
+        exact = None if isinstance(self._form.arguments, JsonArguments) else _NO_KEYS
         head = yield from self._choose([self._form.first], exact)
         if head is None:
             return False
@@ -178,7 +174,7 @@ class CallReader:
         return True
 
     def _choose(
-        self, alternatives: Sequence[Parts], keys: Sequence[str] | None = None
+        self, alternatives: Sequence[Parts], keys: Spelled | None = None
     ) -> _Reader[tuple[_Match, Parts] | None]:
         """The longest of these that comes next. Nothing of it is taken."""
         while True:
@@ -225,7 +221,7 @@ class CallReader:
     def _keyed(self, form: KeyedArguments, name: str, found: _Match) -> _Reader[bool]:
         """Keys and values, from the end of the name on."""
         parameters, head = self._tools[name], found.end
-        keys = sorted(parameters.kinds, key=len, reverse=True)
+        keys = self._keys.setdefault(name, Spelled(parameters.kinds))
         self._pending.text, dropped = self._pending.text[head:], self._pending.text[:head]
         befores = tuple(dict.fromkeys(value.before for value in form.values.values()))
         empty: Parts = (form.empty,) if form.empty else ()
@@ -291,7 +287,7 @@ class CallReader:
             value = whole_literal("".join(pieces), quotes)
         except (ValueError, RecursionError):
             return False
-        found = yield from self._choose([(after,)] if after else [()], ())
+        found = yield from self._choose([(after,)] if after else [()], _NO_KEYS)
         if found is None:
             return False
         self._pending.take(found[0].end)
