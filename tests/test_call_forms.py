@@ -62,6 +62,30 @@ def test_a_template_without_tools_is_told_the_form() -> None:
     assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").call_form is TAGGED
 
 
+TOLD = {
+    "Respond with <|call|> followed by a JSON list of tools used.": ("<|call|>[", "}]"),
+    'Write <call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</call>': ("<call>", "}</call>"),
+}
+
+
+@pytest.mark.parametrize("words", TOLD)
+def test_a_form_that_is_told_in_words(words: str) -> None:
+    """The template shows no calls: they are written into the content."""
+    source = "{% if tools %}" + words + "{{ tools }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    made = ChatTemplate(source + "{% endfor %}", limits=RenderLimits(seconds=60))
+    begin, end = TOLD[words]
+    assert made.call_form.told
+    assert made.call_form.parallel
+    for calls in ([ARGUMENTS[4]], SEVERAL):
+        text = rendered(made, calls)
+        assert text.startswith(begin)
+        assert text.endswith(end)
+        assert read(made, calls, text) == written(calls)
+    without_results = ChatTemplate(source.replace("m.content", "m.content if m.role != 'tool'") + "{% endfor %}")
+    with pytest.raises(InputError, match="cannot express calls"):
+        without_results.call_form  # noqa: B018
+
+
 def test_what_a_form_asks_of_messages_is_done() -> None:
     user: dict[str, Any] = {"role": "user", "content": "x"}
     call = {"id": "call_0123456789abcdef", "function": {"name": "get", "arguments": '{"city": "Köln"}'}}

@@ -71,6 +71,7 @@ class CallForm:
     as_text: bool = False  # the template takes arguments as JSON text
     empty_content: bool = False  # the template takes "" where a message has calls alone
     short_ids: bool = False  # the template takes ids of nine letters and digits alone
+    told: bool = False  # the template tells it in words, and shows no calls
     content: tuple[str, str] = ("", "")  # texts before and after the content of an answer
     thought: tuple[str, str] = ("", "")  # texts before and after thoughts, where the template shows those
 

@@ -17,14 +17,16 @@ from typing import Any
 from ..errors import InputError, ModelError
 from ..limited import LimitedProgram
 from .call_form import TAGGED, CallForm
-from .call_probe import FormError, probe
+from .call_probe import FormError, Render, probe
 from .chat_output import thinking_tags
 from .json_size import check_json_size
+from .told_form import messages_with_calls, told_form
 from .tools import messages_with_tools
 
 ROLES = ("system", "user", "assistant", "tool")
 _THINKING = "enable_thinking"  # what most templates call it
 _MAX_PROBLEM_BYTES = 4096  # of an answer that is no prompt
+_EXAMPLE = {"name": "f", "description": "Does it.", "parameters": {"type": "object", "properties": {}}}
 _PROBES = 5  # the form of calls may take as long as so many prompts
 _jinja = LimitedProgram(str(Path(__file__).with_name("jinja.py")), ("jinja2", "markupsafe"))
 
@@ -116,7 +118,7 @@ class ChatTemplate:
             raise InputError(f"chat: the template's variable {clashes[0]!r} is set by other means; leave it out")
         has_calls = any(map(_has_calls, messages))
         in_messages = (tools or has_calls) and not self.knows_tools
-        conversation = messages
+        conversation, form = messages, None
         if not in_messages:
             form = self._form if has_calls and isinstance(self._form, CallForm) else None
             conversation = [_for_template(i, message, form) for i, message in enumerate(messages)]
@@ -125,6 +127,8 @@ class ChatTemplate:
         (conversation, tools, kwargs), mark = _marked([conversation, tools, kwargs], special)
         if in_messages:
             conversation, tools = messages_with_tools(conversation, tools), None
+        elif form is not None and form.told:
+            conversation = messages_with_calls(conversation, form)
         end = ""
         if continue_final_message:
             end = _unused_character([conversation, mark])
@@ -205,7 +209,17 @@ class ChatTemplate:
         try:
             return probe(render)
         except FormError as problem:
-            return str(problem)
+            return self._told_form(render) or str(problem)
+
+    def _told_form(self, render: Render) -> CallForm | None:
+        """What the template tells its model of calls, if it shows their results."""
+        user, tools = {"role": "user", "content": "x"}, [{"type": "function", "function": _EXAMPLE}]
+        with_tools, without = render([user], tools, True), render([user], [], True)
+        form = None if with_tools is None or without is None else told_form(with_tools, without)
+        result = {"role": "tool", "tool_call_id": "1", "content": "qzresult"}
+        if form is None or "qzresult" not in (render([user, user, result], tools, True) or ""):
+            return None
+        return form
 
     def _variables(self, tools: Any) -> dict[str, Any]:
         """What every rendering has."""
