@@ -411,6 +411,37 @@ def test_pages_that_were_changed_are_computed_again(tiny: Path, tmp_path: Path) 
         assert answer(model) == (expected, 3 * PAGE), "they were written again"
 
 
+def test_an_engine_goes_on_where_nothing_can_be_written(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny, device="numpy") as plain:
+        expected = answer(plain)[0]
+
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(page_records, "_write_all", fails)
+    with opened(tiny, tmp_path) as model:
+        assert answer(model) == (expected, 0)
+        assert answer(model)[0] == expected
+        assert answer(model, [5, *IDS])[0]
+    assert not records(tmp_path)
+    with opened(tiny, tmp_path / "small", cache_disk=1000) as model:
+        assert answer(model) == (expected, 0)
+    assert not records(tmp_path / "small"), "one record is larger than the limit"
+
+
+def test_two_engines_share_a_folder(tiny: Path, tmp_path: Path) -> None:
+    """What one of them writes the other one finds at once."""
+    with opened(tiny, tmp_path) as one, opened(tiny, tmp_path) as two:
+        expected = answer(one)[0]
+        pages = one.engine._disk
+        assert pages is not None
+        assert pages.flush()
+        assert answer(two) == (expected, 3 * PAGE)
+        assert disk_of(two).hits == 3 * PAGE
+
+
 def test_a_pool_without_room_goes_on(tiny: Path, tmp_path: Path) -> None:
     with opened(tiny, tmp_path) as model:
         expected = answer(model)[0]

@@ -26,7 +26,7 @@ from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import Runner
 from .page_transfer import PageTransfer
 
-_WAITING = 256  # prompts that wait to be written; then the oldest is left out
+_WAITING = 64  # prompts that wait to be written; then the oldest is left out
 _USE_SECONDS, _USES = 60.0, 1024  # between two uses of a prompt that are noted on disk; prompts that are remembered
 _FLUSH_SECONDS = 10.0  # that the end of an engine waits for what is not written yet
 READERS = min(8, os.cpu_count() or 1)  # threads that read files

@@ -20,7 +20,7 @@ from ..runtime.disk_cache import keyed, read_salt
 from .errors import ApiError
 from .types.llama_server import SlotFileResponse, SlotTimings
 
-MAX_SLOTS = 256  # of a client: numbers above are not remembered
+MAX_SLOTS = 64  # of a client: each may hold a list of as many tokens as the context has
 MAX_FILES = 256  # of a client
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]{0,199}")
 _ACTIONS = ("save", "restore", "erase")
