@@ -73,5 +73,5 @@ def gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
             S = after[row, head] * np.exp(rate[head] * np.log1p(np.exp(alpha[t, head] + shift[head]))) * (position > 0)
             S = S + np.outer(k, (v - k @ S) / (1 + np.exp(-beta[t, head])))
             after[row, head], out[t, head] = S, q @ S
-    operands: Made = {"x": x, "alpha": alpha, "beta": beta, "rate": rate, "shift": shift}
+    operands: Made = {"x": x, "alpha": alpha, "beta": beta, "decay": np.stack([rate, shift]).astype(np.float32)}
     return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}

@@ -90,7 +90,8 @@ def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
 def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
     """By the parts of a name: blk.3.attn_v.weight, token_embd.weight."""
     *layer, matrix, part = name.removeprefix("blk.").split(".")
-    if len(size) == 1 or part == "bias" or matrix == "ffn_gate_inp":  # files keep norms, biases and routers as they are
+    # Files keep norms, biases, routers and short convolutions as they are.
+    if len(size) == 1 or part == "bias" or matrix in ("ffn_gate_inp", "ssm_conv1d"):
         return "f32"
     return MIXES[mix](matrix, int(layer[0]) if layer else 0, layers)
 
@@ -204,8 +205,9 @@ class RandomWeights:
         return rows
 
     def vector(self, name: str) -> Array:
-        """Norms and factors: ones. Biases: zeros."""
-        return (np.zeros if name.endswith(".bias") else np.ones)(math.prod(self._shapes[name]), np.float32)
+        """Norms and factors: ones. Biases: zeros. How fast states are forgotten: a number below 0."""
+        value = 0.0 if name.endswith(".bias") else -1.0 if name.endswith(".ssm_a") else 1.0
+        return np.full(math.prod(self._shapes[name]), value, np.float32)
 
 
 # Where the f16 scales of a block lie.

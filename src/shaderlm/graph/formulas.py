@@ -94,7 +94,8 @@ def gated_delta_rule(d: Dims, x: Operands) -> dict[str, Array]:
     sizes = reference.DeltaSizes(*(d[name] for name in ("Hk", "Hv", "Dk", "Dv", "grouped")))
     rows = x["x"].reshape(d["tokens"], -1)
     alpha, beta = (x[name].reshape(d["tokens"], d["Hv"]) for name in ("alpha", "beta"))
-    decay = np.exp(reference.mul(x["rate"], reference.softplus(reference.add(alpha, x["shift"]))))
+    rate, shift = x["decay"].reshape(2, d["Hv"])
+    decay = np.exp(reference.mul(rate, reference.softplus(reference.add(alpha, shift))))
     learned = reference.sigmoid_mul(beta, 1.0)
     return {"out": reference.gated_delta_rule(rows, decay, learned, x["batch"], x["page_table"], x["state"], sizes)}
 

@@ -214,11 +214,12 @@ _TABLE = (
         outputs=("out", "state"),
     ),
     # x is queries and keys of Hk heads, values of Hv heads. A key head serves Hv / Hk of them, neighbours if grouped.
+    # decay has the rates of all value heads, then the shifts.
     Op(
         "gated_delta_rule",
         "S ← g S + k (sigmoid(beta) (v − g Sᵀ k))ᵀ, out = Sᵀ q / √Dk, g = exp(rate · log(1 + exp(alpha + shift))), "
         "q and k divided by their lengths, row by row of a sequence",
-        ("x", "alpha", "beta", "rate", "shift", "batch", "page_table", "state"),
+        ("x", "alpha", "beta", "decay", "batch", "page_table", "state"),
         {
             **dict.fromkeys(("tokens", "Hk", "Hv", "Dk", "Dv"), REQUIRED),
             "grouped": False,

@@ -208,8 +208,7 @@ class LayerBuilder:
         dims: dict[str, Any] = {"width": delta.channels, "kernel": kernel, "silu": True}
         inputs = {"x": mixed, "weight": self.vector("ssm_conv1d.weight", delta.channels, kernel)}
         mixed = self.recurrent("short_conv", "ssm_conv", delta.channels, dims, inputs, (kernel - 1, delta.channels))
-        rate, shift = self.vector("ssm_a", heads), self.vector("ssm_dt.bias", heads)
-        inputs = {"x": mixed, "alpha": alpha, "beta": beta, "rate": rate, "shift": shift}
+        inputs = {"x": mixed, "alpha": alpha, "beta": beta, "decay": self._decay(heads)}
         dims = {"Hk": delta.key_heads, "Hv": heads, "Dk": delta.key_width, "Dv": delta.value_width}
         shape = (heads, delta.key_width, delta.value_width)
         y = self.recurrent("gated_delta_rule", "ssm", values, {**dims, "grouped": delta.grouped}, inputs, shape)
@@ -220,6 +219,11 @@ class LayerBuilder:
         y = self.add("mul", "ssm_norm", (values,), dims, {"a": y, "b": weight})
         y = self.pair("silu_mul", "ssm_gated", gate, y, values)
         return self.product("ssm_out", y, "ssm_out", hidden, values)
+
+    def _decay(self, heads: int) -> str:
+        """Two numbers of each value head, as one vector: few devices bind more than eight buffers."""
+        parts = [TensorSlice(f"{self.layer}.{name}", heads) for name in ("ssm_a", "ssm_dt.bias")]
+        return self.b.view(f"{self.layer}.ssm_decay", 2 * heads, of=parts, format="f32")
 
     def _factors(self, x: str) -> list[str]:
         """What beta and alpha are made of, [tokens, value heads] each."""

@@ -113,6 +113,22 @@ _GPT_OSS_20B: dict[str, Any] = {
     "rope.scaling.factor": 32.0,
     "rope.scaling.original_context_length": 4096,
 }
+_QWEN35: dict[str, Any] = {"context": 262_144, "eps": 1e-6, "theta": 1e7}
+_QWEN35_KEYS: dict[str, Any] = {
+    "rope.dimension_count": 64,
+    "full_attention_interval": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 128,
+    "ssm.group_count": 16,
+    "ssm.time_step_rank": 32,
+    "ssm.inner_size": 4096,
+}
+_QWEN35_EXPERTS: dict[str, Any] = {
+    "expert_count": 256,
+    "expert_used_count": 8,
+    "expert_feed_forward_length": 512,
+    "expert_shared_feed_forward_length": 512,
+}
 # Shapes of synthetic models, which have random weights.
 SYNTHETIC = MODELS | {
     shape.name: shape
@@ -154,6 +170,23 @@ SYNTHETIC = MODELS | {
             architecture="qwen3moe",
             further={"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768},
             **_QWEN3,
+        ),
+        # Of the size of Qwen3.5-4B and Qwen3.5-35B-A3B.
+        ModelShape(
+            "qwen3.5-4b",
+            *(32, 2560, 16, 4, 256, 9216, 248320),
+            tied=True,
+            architecture="qwen35",
+            further=_QWEN35_KEYS,
+            **_QWEN35,
+        ),
+        ModelShape(
+            "qwen3.5-35b-a3b",
+            *(40, 2048, 16, 2, 256, 512, 248320),
+            tied=False,
+            architecture="qwen35moe",
+            further=_QWEN35_KEYS | _QWEN35_EXPERTS,
+            **_QWEN35,
         ),
         ModelShape(
             "gpt-oss-20b",

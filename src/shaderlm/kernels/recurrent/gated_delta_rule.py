@@ -25,7 +25,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     buffers = {
         "x": f32(tokens * (2 * dims["Hk"] * keys + heads * values)),
         **dict.fromkeys(("alpha", "beta"), f32(tokens * heads)),
-        **dict.fromkeys(("rate", "shift"), f32(heads)),
+        "decay": f32(2 * heads),
         "batch": batch_bytes(tokens),
         "page_table": f32(1),
         "state": f32(heads * keys * values),

@@ -24,13 +24,12 @@ struct Params {
 @group(0) @binding(0) var<storage, read> x: array<f32>;              // [tokens, 2 · key_heads · KEYS + value_heads · values]
 @group(0) @binding(1) var<storage, read> alpha: array<f32>;          // [tokens, value_heads]
 @group(0) @binding(2) var<storage, read> beta: array<f32>;           // [tokens, value_heads]
-@group(0) @binding(3) var<storage, read> rate: array<f32>;           // [value_heads]
-@group(0) @binding(4) var<storage, read> shift: array<f32>;          // [value_heads]
-@group(0) @binding(5) var<storage, read> batch: array<vec4<u32>>;    // [1 + tokens]
-@group(0) @binding(6) var<storage, read> page_table: array<u32>;
-@group(0) @binding(7) var<storage, read_write> state: array<f32>;    // [states, value_heads, KEYS, values]
-@group(0) @binding(8) var<storage, read_write> out: array<f32>;      // [tokens, value_heads, values]
-@group(0) @binding(9) var<uniform> params: Params;
+@group(0) @binding(3) var<storage, read> decay: array<f32>;          // [2, value_heads]: rate, shift
+@group(0) @binding(4) var<storage, read> batch: array<vec4<u32>>;    // [1 + tokens]
+@group(0) @binding(5) var<storage, read> page_table: array<u32>;
+@group(0) @binding(6) var<storage, read_write> state: array<f32>;    // [states, value_heads, KEYS, values]
+@group(0) @binding(7) var<storage, read_write> out: array<f32>;      // [tokens, value_heads, values]
+@group(0) @binding(8) var<uniform> params: Params;
 
 var<workgroup> keys: array<f32, KEYS>;
 var<workgroup> queries: array<f32, KEYS>;
@@ -84,7 +83,7 @@ fn main(
             keys[i] = x[q_at + params.key_heads * KEYS + i];
         }
         let factor = t * params.value_heads + head;
-        let g = exp(rate[head] * softplus(alpha[factor] + shift[head]));
+        let g = exp(decay[head] * softplus(alpha[factor] + decay[params.value_heads + head]));
         workgroupBarrier();
         var sum = vec4<f32>();
         var product = 0.0;
