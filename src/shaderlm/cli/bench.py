@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from ..errors import InputError
 from ..models.shapes import MODELS
 from .arguments import CommandGroup
+from .bench_drafts import drafts
 from .bench_serve import serve
 from .loading import console, count_bar, spoken
 from .models import described, load_any
@@ -45,7 +46,8 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure the speed of models, with the tests of llama-bench.
 
     `bench kernels` compares single kernels with their baselines instead, `bench rows` times the products of a layer
-    over the number of rows, `bench restore` measures the cache on disk, and `bench serve` an HTTP server under load.
+    over the number of rows, `bench restore` measures the cache on disk, `bench serve` an HTTP server under load, and
+    `bench drafts` what drafts gain.
     """
     named = ctx.invoked_subcommand
     if named is None:
@@ -55,6 +57,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
 
 
 bench.add_command(serve)
+bench.add_command(drafts)
 
 
 def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[Comparison]:

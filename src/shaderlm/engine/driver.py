@@ -42,7 +42,7 @@ from .completion import TokenLogprob
 from .counters import Counters
 from .disk_pages import DiskPages
 from .draft_settings import check_can_draft
-from .drafts import Drafts
+from .drafts import Drafter, Drafts
 from .handle import Handle, wake
 from .inbox import Inbox
 from .mask_queue import MaskQueue
@@ -130,11 +130,17 @@ class Engine:
         if self._drafts is not None:
             self._drafts.drafter.warm_up()
 
+    @property
+    def drafter(self) -> Drafter | None:
+        """What drafts for it."""
+        return None if self._drafts is None else self._drafts.drafter
+
     def use_drafts(self, drafts: Drafts | None) -> None:
         """Draft tokens from now on, or none. Only while there are no requests."""
         if active := self._inbox.all_active():
             raise InputError(f"the engine has {len(active)} requests; say how it drafts before the first one")
-        check_can_draft(self._runner.config)
+        if drafts is not None:
+            check_can_draft(self._runner.config)
         self._drafts = drafts
 
     @property
