@@ -43,7 +43,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
-WITH_FOLDER = ("gemma3", "lfm2moe", "phi3", "qwen2", "qwen35", "qwen3moe")
+WITH_FOLDER = ("gemma3", "gemma4", "lfm2moe", "phi3", "qwen2", "qwen35", "qwen3moe")
 NAMES = list(ARCHITECTURES)
 # What there is of them: the file, and the folder where there is one.
 SOURCES = [(name, "model.gguf") for name in NAMES] + [(name, "hf") for name in WITH_FOLDER]

@@ -24,6 +24,7 @@ from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.models.config import StepSpec
 from shaderlm.models.supported import architecture
 from shaderlm.text import Vocabulary
+from shaderlm.text.vocabulary import CONTROL, UNKNOWN
 
 from . import checkpoints
 from .folders import folder_of, replace_config
@@ -32,7 +33,10 @@ from .safetensors_files import write_safetensors
 from .tiny_models import write_tiny
 
 # What a folder says and GGUF's converter leaves out, since it follows from the rest; no other difference is right.
-_SAID_TWICE = {"rope.dimension_count", "attention.scale", "config.layers_with_experts"}
+_SAID_TWICE = {
+    *("rope.dimension_count", "attention.scale", "config.layers_with_experts", "config.attention_k_eq_v"),
+    *("expert_weights_scale", "config.grouped_value_heads"),
+}
 
 
 @pytest.mark.parametrize("name", WITH_FOLDER)
@@ -56,7 +60,10 @@ def test_a_folder_is_like_the_file_of_the_converter(name: str, oracles: dict[str
                 ours, theirs = (each.dense(key, middle - 1, middle + 1) for each in (folder, file))
                 assert np.array_equal(ours, theirs), key
         recorded, read = (Vocabulary.from_metadata(each.metadata) for each in (file, folder))
-        for field in ("kind", "tokens", "types", "bos", "eos", "add_bos", "add_eos", "add_space_prefix"):
+        # Of gemma4, its converter calls the unknown token a special one.
+        kinds = [[CONTROL if each == UNKNOWN else each for each in one.types] for one in (recorded, read)]
+        assert kinds[0] == kinds[1]
+        for field in ("kind", "tokens", "bos", "eos", "add_bos", "add_eos", "add_space_prefix"):
             assert getattr(read, field) == getattr(recorded, field), field
 
 
@@ -479,6 +486,20 @@ CONFLICTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "no base": ("olmo3", {"rope_parameters": None}, "rope_theta must be a number above 0, it is None"),
     "no scaling": ("gpt-oss", {"rope_parameters": None, "rope_scaling": None}, "rope_scaling must be an object"),
+    "two contexts": (
+        "qwen3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "max_position_embeddings": 64}},
+        "max_position_embeddings is 128 and, in rope_parameters, 64",
+    ),
+    "no last full layer": ("gemma4", {"layer_types": ["sliding_attention"] * 4}, "the last of them 'full_attention'"),
+    "values by keys": ("gemma4", {"attention_k_eq_v": True}, "attention_k_eq_v must be False"),
+    "another layer": ("gemma4", {"per_layer_config": {"4": {"head_dim": 32}}}, "must have objects by the numbers"),
+    "another size": ("gemma4", {"per_layer_config": {"1": {"ffn": 3}}}, "per_layer_config has 'ffn'"),
+    "two widths": (
+        "gemma4",
+        {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}},
+        "heads of the same width",
+    ),
     "local bases": ("gemma3", {"rope_local_base_freq": 77.0}, "rope_local_base_freq and rope_parameters differ"),
 }
 
@@ -490,6 +511,33 @@ def test_keys_that_a_model_does_not_read_or_that_differ(name: str, tmp_path: Pat
     replace_config(folder, **changes)
     with pytest.raises(ModelError, match=said):
         shaderlm.load(folder, device="cpu")
+
+
+def test_rope_parameters_with_the_context(tmp_path: Path) -> None:
+    """As transformers 5.23 may write it."""
+    recorded = checkpoints.recorded("qwen3")["config"]
+    inside = {**recorded["rope_parameters"], "max_position_embeddings": recorded["max_position_embeddings"]}
+    assert FolderConfig({**recorded, "rope_parameters": inside}).metadata == FolderConfig(recorded).metadata
+
+
+def test_gemma4_with_images_and_its_older_keys(tmp_path: Path) -> None:
+    entry = checkpoints.recorded("gemma4-moe")
+    plain = checkpoints.write_folder(tmp_path / "plain", entry)
+    folder = checkpoints.write_folder(tmp_path / "images", entry)
+    text = {key: value for key, value in entry["config"].items() if key != "per_layer_config"}
+    text |= {"global_head_dim": 32, "num_global_key_value_heads": 1}
+    config = {"model_type": "gemma4", "text_config": text, "vision_config": {}, "image_token_id": 5}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): each for name, each in checkpoints.tensors_of(entry).items()
+    }
+    tensors["model.vision_tower.x.weight"] = np.ones((2, 2), np.float32)
+    write_safetensors(folder / "model.safetensors", tensors)
+    with Folder.open(plain) as one, Folder.open(folder) as other:
+        assert one.tensors == other.tensors
+        assert {**other.metadata, "general.name": "plain"} == dict(one.metadata)
+        for name in one.tensors:
+            assert np.array_equal(one.dense(name), other.dense(name)), name
 
 
 def test_gemma2_without_a_window() -> None:

@@ -250,8 +250,8 @@ def _of_groups(whole: Matrix, letters: str, config: FolderConfig) -> Matrix:
     return in_order(whole, np.concatenate(parts))
 
 
-# GGUF has it without ".weight".
-_BARE = "ssm_a"
+# GGUF has them without ".weight".
+_BARE = ("ssm_a", "ffn_gate_inp.scale", "ffn_down_exps.scale")
 
 
 def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSplit, ...]]:
@@ -274,7 +274,7 @@ def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSpli
     if known is None or len(number) > 5 or (expert_match and len(expert_match[0]) > 5):
         return unmapped
     pieces = (TensorSplit(known),) if isinstance(known, str) else known
-    suffixes = ["" if piece.name == _BARE else f".{suffix}" for piece in pieces]
+    suffixes = ["" if piece.name in _BARE else f".{suffix}" for piece in pieces]
     named_splits = tuple(
         piece._replace(name=f"blk.{int(number)}.{piece.name}{end}") for piece, end in zip(pieces, suffixes, strict=True)
     )

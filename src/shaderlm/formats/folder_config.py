@@ -17,6 +17,7 @@ from ..errors import ModelError
 from .folder_models import MODEL_TYPES, ModelType, one_of
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_NEVER = 1e30  # what GGUF divides the frequencies of values by that are not rotated
 
 
 class FolderConfig:
@@ -72,6 +73,7 @@ class FolderConfig:
         if self.get("feed_forward_length") is None:
             self.set("feed_forward_length", 4 * hidden)  # n_inner of GPT-2
         self._adjusted_ffn()
+        self._full_layers()
         self._recurrent()
         self._window()
         self._unrotated()
@@ -97,6 +99,56 @@ class FolderConfig:
         if adjust:
             width = int(factor * int(2 * _whole("intermediate_size", self.get("feed_forward_length")) / 3))
             self.set("feed_forward_length", multiple * -(-width // multiple))
+
+    def _full_layers(self) -> None:
+        """Gemma 4: layers without a window have heads of another width and number, and some networks are wider."""
+        if not self.row.full_layers:
+            return
+        count, width = _whole("num_hidden_layers", self.get("block_count")), self.head_width
+        kv_heads = _whole("num_key_value_heads", self.get("attention.head_count_kv"))
+        full, own = self._full_of(count), self.take("per_layer_config")
+        one_product = self._switch("attention_k_eq_v")
+        named = {"head_dim": self.take("global_head_dim", 512), "num_key_value_heads": None}
+        if (global_kv_heads := self.take("num_global_key_value_heads")) is not None and one_product:
+            named["num_key_value_heads"] = global_kv_heads
+        if own is None:
+            own = {str(i): {key: value for key, value in named.items() if value is not None} for i in full}
+        _check_per_layer(own, count)
+        layers = [own.get(str(i), {}) for i in range(count)]
+        widths = {i: _whole("head_dim", each.get("head_dim", width)) for i, each in enumerate(layers)}
+        if len({widths[i] for i in full}) != 1 or any(widths[i] != width for i in range(count) if i not in full):
+            raise ModelError(
+                "config.json: per_layer_config must give all layers of one kind heads of the same width, "
+                f"{_FULL!r} have {sorted({widths[i] for i in full})}"
+            )
+        self.head_width = widths[full[0]]
+        for key, value in (("key_length", self.head_width), ("key_length_swa", width)):
+            self.set(f"attention.{key}", value)
+            self.set(f"attention.{key.replace('key', 'value')}", value)
+        counts = [_whole("num_key_value_heads", each.get("num_key_value_heads", kv_heads)) for each in layers]
+        self.set("attention.head_count_kv", one_of(counts))
+        self.set("rope.dimension_count_swa", width)
+        self.set("config.attention_k_eq_v", one_product)
+        shared, ffn = self.get("attention.shared_kv_layers") or 0, self.get("feed_forward_length")
+        if self._switch("use_double_wide_mlp") and isinstance(shared, int) and isinstance(ffn, int):
+            self.set("feed_forward_length", [ffn if i < count - shared else 2 * ffn for i in range(count)])
+        if not self._switch("enable_moe_block"):
+            for key in ("count", "used_count", "feed_forward_length"):
+                self.metadata.pop(f"{self.row.architecture}.expert_{key}", None)
+
+    def _full_of(self, count: int) -> list[int]:
+        """Which layers have no window. The last is one of them."""
+        usual = [_FULL if i % self.row.full_every == self.row.full_every - 1 else _SLIDING for i in range(count)]
+        types = self._unread.get("layer_types") or usual
+        if not isinstance(types, list) or len(types) != count or types[-1] != _FULL:
+            raise ModelError(f"config.json: layer_types must have {count} entries, the last of them {_FULL!r}")
+        return [i for i, each in enumerate(types) if each == _FULL]
+
+    def _switch(self, key: str) -> bool:
+        value = self.take(key, False)
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {key} must be true or false, it is {value!r:.60}")
+        return value
 
     def _recurrent(self) -> None:
         """Which layers keep a state, as GGUF says it."""
@@ -192,7 +244,7 @@ def _every(types: Any) -> int:
 
 def _rope(config: FolderConfig) -> None:
     """rope_theta with rope_scaling, or since 2025 rope_parameters, which may have one entry per kind of layer."""
-    parameters = config.take("rope_parameters", {})
+    parameters = config.take("rope_parameters", config.row.defaults.get("rope_parameters", {}))
     if isinstance(parameters, dict) and set(parameters) & {_FULL, _SLIDING}:
         local = parameters.get(_SLIDING) or {}
         if not isinstance(local, dict):
@@ -217,6 +269,12 @@ def _rope(config: FolderConfig) -> None:
     ):
         raise ModelError(f"config.json: rope_scaling must be an object like rope_parameters, it is {older!r:.60}")
     scaling = dict(parameters or older)
+    context = scaling.pop("max_position_embeddings", None)  # which newer versions write here, too
+    if context is not None and context != config.get("context_length"):
+        raise ModelError(
+            f"config.json: max_position_embeddings is {config.get('context_length')!r:.60} and, in rope_parameters, "
+            f"{context!r:.60}"
+        )
     usual = config.take("rope_theta", config.row.theta)
     theta = _number("rope_theta", scaling.pop("rope_theta", usual))
     config.set("rope.freq_base", theta)
@@ -229,7 +287,9 @@ def _rope(config: FolderConfig) -> None:
     usual = config.take("partial_rotary_factor", 1)
     if rotary_dim is not None:
         usual = _whole("rotary_dim", rotary_dim) / config.head_width
-    part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", usual))
+    # Where it is proportional, `_proportional` takes it.
+    kept = 1 if scaling.get("rope_type") == "proportional" else scaling.pop("partial_rotary_factor", usual)
+    part = _number("partial_rotary_factor", kept)
     if part > 1:
         raise ModelError(f"config.json: partial_rotary_factor must be a number from 0 to 1, it is {part:g}")
     if "partial_rotary_factor" not in config.row.defaults and part != 1:
@@ -336,6 +396,16 @@ def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotar
         config.tensors[f"rope_factors_{length}.weight"] = np.array(numbers, np.float32)
 
 
+def _proportional(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    """Frequencies are those of the whole head. A part of its pairs is rotated, the others by nothing."""
+    part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", 1.0))
+    if part > 1:
+        raise ModelError(f"config.json: partial_rotary_factor must be a number from 0 to 1, it is {part:g}")
+    factor, rotated = _number("factor", scaling.pop("factor", 1.0)), int(part * rotary // 2)
+    factors = [factor] * rotated + [_NEVER] * (rotary // 2 - rotated)
+    config.tensors["rope_freqs.weight"] = np.array(factors, np.float32)
+
+
 def _default(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
     scaling.pop("factor", None)
 
@@ -349,6 +419,7 @@ _SCALINGS: Mapping[str, Callable[[FolderConfig, dict[str, Any], float, int], Non
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,
+    "proportional": _proportional,
 }
 
 
@@ -359,6 +430,15 @@ def _flat(config: Mapping[str, Any], nested: str | None) -> dict[str, Any]:
     if not isinstance(inner, dict):
         raise ModelError(f"config.json: {nested} must be an object, it is {inner!r:.60}")
     return flat | inner
+
+
+def _check_per_layer(own: Any, count: int) -> None:
+    known, objects = {str(i) for i in range(count)}, isinstance(own, dict)
+    if not objects or not set(own) <= known or not all(isinstance(each, dict) for each in own.values()):
+        raise ModelError(f"config.json: per_layer_config must have objects by the numbers of layers, it is {own!r:.60}")
+    others = sorted({str(key) for each in own.values() for key in each} - {"head_dim", "num_key_value_heads"})
+    if others:
+        raise ModelError(f"config.json: per_layer_config has {others[0]!r:.60}, which is not supported")
 
 
 # Numbers -------------------------------------------------------------------------------------------------

@@ -170,6 +170,7 @@ class ModelType:
     local_rope: layers with a window have a base of rope of their own.
     unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
     mixed: decoder_sparse_step and mlp_only_layers say which layers have experts.
+    full_layers: layers without a window have heads of other sizes, by per_layer_config or keys that begin with global.
     recurrent: what layer_types calls layers that keep a state in place of keys and values.
     adjusted_ffn: block_auto_adjust_ff_dim says that the network is narrower than intermediate_size.
     defaults: of keys that config.json may lack. partial_rotary_factor is read where it has one.
@@ -191,6 +192,7 @@ class ModelType:
     local_rope: bool = False
     unrotated_every: int = 0
     mixed: bool = False
+    full_layers: bool = False
     recurrent: str = ""
     adjusted_ffn: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -269,6 +271,66 @@ _GEMMA3 = ModelType(
     neutral={**_GELU, "attn_logit_softcapping": (None,)},
     layer=_SANDWICH,
 )
+_GEMMA4_BARE = r"layer_scalar|router\.scale|router\.per_expert_scale|experts\.gate_up_proj|experts\.down_proj"
+_GEMMA4_INSIDE = r"^(?:language_model\.model|model\.language_model)\."
+_GEMMA4 = ModelType(
+    "gemma4",
+    theta=1e6,
+    window=True,
+    full_every=6,
+    local_rope=True,
+    full_layers=True,
+    keys={
+        "final_logit_softcapping": ("final_logit_softcapping",),
+        "num_kv_shared_layers": ("attention.shared_kv_layers",),
+        "hidden_size_per_layer_input": ("embedding_length_per_layer_input",),
+        "num_experts": ("expert_count",),
+        "top_k_experts": ("expert_used_count",),
+        "moe_intermediate_size": ("expert_feed_forward_length",),
+    },
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+        "hidden_size_per_layer_input": 256,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+    },
+    # Of images alone: text is read from left to right.
+    neutral={**_GELU, "use_bidirectional_attention": (None, False, "vision")},
+    harmless={"vocab_size_per_layer_input": "the tensor says it"},
+    whole={
+        "model.embed_tokens_per_layer": "per_layer_token_embd",
+        "model.per_layer_model_projection": "per_layer_model_proj",
+        "model.per_layer_projection_norm": "per_layer_proj_norm",
+    },
+    layer={
+        **_SANDWICH,
+        "layer_scalar": "layer_output_scale",
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "router.proj": "ffn_gate_inp",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": (
+            TensorSplit("ffn_gate_exps", "first half"),
+            TensorSplit("ffn_up_exps", "second half"),
+        ),
+        "experts.down_proj": "ffn_down_exps",
+    },
+    renames=((rf"^(model\.layers\.\d+\.(?:{_GEMMA4_BARE}))$", r"\1.weight"),),
+)
+_GEMMA4_TOKENS = "boi_token_id eoi_token_id image_token_id video_token_id boa_token_id eoa_token_index audio_token_id"
 _OLMO2 = ModelType("olmo2", layer=_POST_NORMS)
 _PRECISION = "says how precisely a program computes"
 _MISTRAL = ModelType("llama", pairs=True, window=True, defaults={"sliding_window": 4096})
@@ -536,6 +598,23 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         _GEMMA3,
         harmless=dict.fromkeys((*_IMAGE_KEYS, "mm_tokens_per_image", "boi_token_index", "eoi_token_index"), _IMAGES),
         **_TEXT_INSIDE,
+    ),
+    "gemma4_text": _GEMMA4,
+    "gemma4": replace(
+        _GEMMA4,
+        harmless={
+            **_GEMMA4.harmless,
+            **dict.fromkeys(
+                (*_GEMMA4_TOKENS.split(), "vision_config", "audio_config", "vision_soft_tokens_per_image"), _IMAGES
+            ),
+        },
+        nested="text_config",
+        renames=(
+            (rf"{_GEMMA4_INSIDE}(layers\.\d+\.(?:{_GEMMA4_BARE}))$", r"model.\1.weight"),
+            *_TEXT_INSIDE["renames"],
+            *_GEMMA4.renames,
+        ),
+        ignored=r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\.",
     ),
     "phi3": ModelType(
         "phi3",

@@ -57,6 +57,9 @@ def _with_shared(meta: Metadata, layers: list[Layer], shapes: Shapes) -> list[La
     full = [i for i in range(first) if not layers[i].window]
     # Where no layer without a window has a product for values, that for keys gives them, too.
     one_product = all(f"blk.{i}.attn_v.weight" not in shapes for i in full)
+    folder_says = meta.get("config.attention_k_eq_v", one_product)
+    if full and folder_says is not one_product:
+        raise meta.wrong("config.attention_k_eq_v", f"{one_product}, by the tensors of the layers", folder_says)
     for i, layer in enumerate(layers):
         if i < first:
             layers[i] = replace(layer, keys_are_values=one_product and i in full)
