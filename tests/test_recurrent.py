@@ -11,7 +11,7 @@ import pytest
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.request import EngineOptions
-from shaderlm.errors import InputError
+from shaderlm.errors import DeviceError, InputError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
@@ -32,7 +32,9 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_gguf(file, recorded(request.param), {f"{request.param}.context_length": 4 * PAGE})
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu", pytest.param("device", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["numpy", *(pytest.param(name, marks=pytest.mark.full) for name in ("cpu", "device"))]
+)
 def model(path: Path, request: pytest.FixtureRequest) -> Any:
     device = request.getfixturevalue("device") if request.param == "device" else request.param
     with load_with(path, device=device, cache="f32", precision="exact") as made:
@@ -193,6 +195,31 @@ def test_snapshots_give_way(model: LanguageModel, monkeypatch: pytest.MonkeyPatc
     assert len(model.runner.states.snapshots) == 2
     again = [generate(model, prompt) for prompt in reversed(prompts)]
     assert again == list(zip(reversed(alone), [PAGE, PAGE, 0, 0], strict=True))
+
+
+def test_a_snapshot_that_fails_takes_no_row(
+    runner: Runner, ids: list[int], logits: F32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for it: there is none. A copy that fails: its row is free again, and the sequence is what it was."""
+    sequence, states = runner.add(), runner.states
+    runner.feed(sequence, ids[:30])
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_grow_for_states", lambda count: failing(MemoryError("no memory")))
+        assert runner.snapshot(sequence) is None
+    used = states.rows - states.free
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_copy_state", lambda source, target: failing(DeviceError("lost")))
+        with pytest.raises(DeviceError, match="lost"):
+            runner.snapshot(sequence)
+    assert states.rows - states.free == used
+    found = runner.feed(sequence, ids[30:35], "logits").logits
+    assert found is not None
+    assert_logits(found[-1], logits[34], "after snapshots that failed")
+    runner.free(sequence)
+
+
+def failing(problem: BaseException) -> None:
+    raise problem
 
 
 @pytest.mark.long

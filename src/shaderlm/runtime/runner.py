@@ -383,7 +383,11 @@ class Runner(ABC):
                 return None
             row = states.take()
             states.snapshots.add(row)
-            self._copy_state(sequence.state, row)
+            try:
+                self._copy_state(sequence.state, row)
+            except BaseException:
+                states.release(row)
+                raise
             return row
 
     def release_state(self, row: int) -> None:
