@@ -32,6 +32,13 @@ def token_of(result: StepResult, sequence: KvSequence) -> TokenOf:
     return TokenOf(result.tokens, sequence.slot)
 
 
+def rewind(runner: Runner, sequence: KvSequence, ids: Sequence[int], length: int) -> None:
+    """Forget what comes after the first `length` positions, of these tokens. What a state lost beside is run again."""
+    kept = runner.truncate(sequence, length)
+    if kept < length:
+        runner.feed(sequence, ids[kept:length])
+
+
 class Session:
     """A sequence, and steps that have it alone."""
 
@@ -47,11 +54,9 @@ class Session:
         return self.sequence.length
 
     def rewind(self, length: int) -> None:
-        """Forget what comes after the first `length` positions. What a state lost beside is run again."""
-        kept = self._runner.truncate(self.sequence, length)
+        """Forget what comes after the first `length` positions."""
+        rewind(self._runner, self.sequence, self._ids, length)
         del self._ids[length:]
-        if kept < length:
-            self._runner.feed(self.sequence, self._ids[kept:])
 
     def set_history(self, ids: Sequence[int]) -> None:
         """The tokens that penalties count, beside those that are sampled with penalties from now on."""

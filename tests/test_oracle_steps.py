@@ -20,7 +20,7 @@ from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 
 from . import checkpoints
 from .oracles import ARCHITECTURES, NAMES, Case, Oracle, assert_logits
-from .session import Session
+from .session import Session, rewind
 from .sweeps import by_default
 
 pytestmark = pytest.mark.xdist_group("test_oracles")
@@ -130,7 +130,7 @@ def test_forks_and_what_is_forgotten(model: Loaded) -> None:
     found = model.logits(SequenceChunk(child, case.prompt[200:260], "logits"), SequenceChunk(parent, other, "logits"))
     assert_logits(found[0], alone[259], "the fork")
     assert_logits(found[1], model.whole([*case.prompt[:200], *other])[-1], "its parent")
-    runner.truncate(parent, 190)
+    rewind(runner, parent, case.prompt, 190)
     found = model.logits(
         SequenceChunk(parent, case.prompt[190:250], "logits"), SequenceChunk(child, case.prompt[260:], "logits")
     )
@@ -171,7 +171,7 @@ def test_checkpoints_without_an_oracle(name: str, where: str, tmp_path: Path, re
         step((first, ids[4:12], alone[11]))
         third = runner.fork(first)
         step((third, short, forked[-1]), (first, ids[12:39], alone[38]))
-        runner.truncate(third, 10)
+        rewind(runner, third, ids, 10)
         step((first, ids[39:], alone[39]), (third, ids[10:30], alone[29]))
 
 
