@@ -105,7 +105,9 @@ def test_routers_stay_as_they_are_and_experts_have_a_format_of_their_own() -> No
     assert config.shapes["blk.47.ffn_down_exps.weight"] == (128, 2048, 768)
 
 
-@pytest.mark.parametrize("name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b", with_all("gpt-oss-20b")])
+@pytest.mark.parametrize(
+    "name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b", "gemma-4-4b", with_all("gpt-oss-20b")]
+)
 def test_small_models_of_other_architectures(name: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the large ones, but narrow and shallow: every weight is made, and logits are of the usual size."""
     monkeypatch.setitem(SYNTHETIC, "small", shrunken(SYNTHETIC[name]))
@@ -128,11 +130,19 @@ def shrunken(shape: ModelShape) -> ModelShape:
     if "rope.dimension_count" in further:
         further["rope.dimension_count"] = 48
         vectors = dict.fromkeys(vectors, 24)
-    further |= {key: value for key, value in SMALL_EXPERTS.items() if key in further}
+    further |= {key: value for key, value in {**SMALL_EXPERTS, **SMALL_LAYERS}.items() if key in further}
     sizes: dict[str, Any] = {"layers": 2, "hidden": 128, "Hq": 4, "Hkv": 2, "D": 64, "ffn": 256, "vocab": 300}
+    if "attention.shared_kv_layers" in further:  # layers of both kinds before and among those
+        sizes["layers"], vectors = 12, {"rope_freqs.weight": 32}
     return replace(shape, **sizes, context=512, further=further, vectors=vectors)
 
 
+SMALL_LAYERS = {
+    "attention.key_length_swa": 32,
+    "attention.value_length_swa": 32,
+    "attention.shared_kv_layers": 6,
+    "embedding_length_per_layer_input": 32,
+}
 SMALL_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
 
 

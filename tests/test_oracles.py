@@ -95,7 +95,7 @@ def test_texts(name: str, source: str, oracles: Oracles) -> None:
         assert tokenizer.encode(text) == ids
 
 
-@by_default("gemma3", "llama-yarn", "qwen35", "qwen3moe", "starcoder2")
+@by_default("gemma3", "gemma4", "gemma4-moe", "llama-yarn", "qwen35", "qwen3moe", "starcoder2")
 def test_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", device=device)
 

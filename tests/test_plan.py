@@ -98,7 +98,11 @@ def test_plans_are_as_recorded(name: str) -> None:
 
 def digests(name: str) -> dict[str, str]:
     """Of all that a device gets for a synthetic shape: texts of shaders, buffers, parameters, grids and their order."""
-    made, config = config_of(replace(SYNTHETIC[name], layers=2), "q4_0")
+    shape, shared = SYNTHETIC[name], "attention.shared_kv_layers"
+    shallow = replace(shape, layers=2)
+    if shared in shape.further:  # with and without a window, before and after the keys and values that they read
+        shallow = replace(shape, layers=12, further={**shape.further, shared: 6})
+    made, config = config_of(shallow, "q4_0")
     found = {}
     for caps, tokens in itertools.product((LARGE_GPU, UNITS, WEBGPU_DEFAULT), (1, 16, 128)):
         plan = plan_of(made, config, caps, tokens)

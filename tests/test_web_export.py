@@ -53,7 +53,7 @@ from .web_runner import WebRunner, chosen, weight_stream
 
 # A dense one with factors of rope and its own output matrix; experts, windows and sinks; learned positions and tied
 # embeddings, with matrices in blocks; two rope tables.
-MODELS = {"llama-llama3": None, "gpt-oss": None, "gpt2": "q8_0", "gemma3": None}
+MODELS = {"llama-llama3": None, "gpt-oss": None, "gpt2": "q8_0", "gemma3": None, "gemma4": None}
 # What every browser grants.
 PORTABLE = {
     "maxStorageBufferBindingSize": 128 << 20,

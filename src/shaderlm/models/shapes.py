@@ -40,6 +40,7 @@ class ModelShape:
     further: Mapping[str, Any] = field(default_factory=dict, hash=False)  # keys, without the architecture's name
     biases: tuple[str, ...] = ()  # of which matrices of every layer
     vectors: Mapping[str, int] = field(default_factory=dict, hash=False)  # tensors that not every such file has
+    layer_vectors: Mapping[str, int] = field(default_factory=dict, hash=False)  # the same, in every layer
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -64,6 +65,8 @@ class ModelShape:
         outer = (EMBEDDING,) if self.tied else (EMBEDDING, OUTPUT)
         optional: dict[str, tuple[int, ...]] = dict.fromkeys(outer, (self.vocab, self.hidden))
         optional |= {name: (size,) for name, size in self.vectors.items()}
+        layers = range(self.layers)
+        optional |= {f"blk.{i}.{name}": (size,) for i in layers for name, size in self.layer_vectors.items()}
         biases = {f"blk.{i}.{name}.bias": () for i in range(self.layers) for name in self.biases}  # as wide as needed
         return {**optional, **architecture(self.metadata).tensors(self.metadata, {**optional, **biases})}
 
@@ -129,6 +132,15 @@ _QWEN35_EXPERTS: dict[str, Any] = {
     "expert_feed_forward_length": 512,
     "expert_shared_feed_forward_length": 512,
 }
+# Of the form of E4B: five of six layers have a window, and the last 18 read the keys and values of others.
+_GEMMA4: dict[str, Any] = {
+    "attention.key_length_swa": 256,
+    "attention.value_length_swa": 256,
+    "attention.sliding_window": 512,
+    "attention.shared_kv_layers": 18,
+    "embedding_length_per_layer_input": 256,
+    "final_logit_softcapping": 30.0,
+}
 # Shapes of synthetic models, which have random weights.
 SYNTHETIC = MODELS | {
     shape.name: shape
@@ -143,6 +155,17 @@ SYNTHETIC = MODELS | {
             eps=1e-6,
             theta=1e6,
             further={"attention.sliding_window": 512},
+        ),
+        ModelShape(
+            "gemma-4-4b",
+            *(42, 2560, 8, 2, 512, 10240, 262144),
+            tied=True,
+            architecture="gemma4",
+            eps=1e-6,
+            theta=1e6,
+            further=_GEMMA4,
+            vectors={"rope_freqs.weight": 256},
+            layer_vectors={"layer_output_scale.weight": 1},
         ),
         ModelShape(
             "qwen2.5-7b",
