@@ -84,6 +84,13 @@ def test_a_model_in_json(tmp_path: Path) -> None:
     assert not {"metadata", "tensors"} & set(found)
 
 
+def test_layers_with_sizes_of_their_own(tmp_path: Path) -> None:
+    """Two of four layers have keys and values, of 2 heads of 16 and of 32."""
+    path = write_recorded(tmp_path / "gemma4.gguf", recorded("gemma4"))
+    assert caps(path)["cache_bytes_per_1000_tokens"] == {"f16": 2 * 2 * 1000 * 2 * 48, "f32": 2 * 4 * 1000 * 2 * 48}
+    assert "FFN            96 or 192" in shaderlm("info", path).out.splitlines()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["f16", "q5_1", "q6_k"])
 def test_the_estimate_is_what_a_device_then_holds(tmp_path: Path, kind: str) -> None:

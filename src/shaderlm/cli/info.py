@@ -50,6 +50,7 @@ _ROPE = {
 _LONG_ARRAY, _LONG_TEXT = 8, 100
 _TOKENS = 1000  # that the cache is given for
 _LARGEST = 1 << 24  # of layers, heads and their widths
+_MOST_LAYERS = 1024  # of which different numbers are shown
 _CONTEXTS = (1024, 4096, 16384, 65536)  # that sizes are given for, beside the model's own
 _NOT_GIVEN = "not given"  # by the file: such lines are left out
 _LABEL = 14  # characters of a label, before a space
@@ -272,7 +273,7 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
         "types": _types(file),
         "gpu_weight_bytes": weights,
         "cpu_weight_bytes": _cpu_bytes(file, model),
-        "cache_bytes_per_1000_tokens": _cache_bytes(numbers),
+        "cache_bytes_per_1000_tokens": _cache_bytes(numbers, model),
         "sizes": _sizes(model, weights) if model and weights and not on_gpu else [],
     }
 
@@ -431,12 +432,15 @@ def _cpu_bytes(file: Checkpoint, model: _Model | None) -> dict[str, int] | None:
     return {"packed": packed.weights, "dense": dense, "numpy": in_numpy.weights}
 
 
-def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
+def _cache_bytes(numbers: Mapping[str, Any], model: _Model | None) -> dict[str, int] | None:
     """Keys and values of 1,000 tokens, in the cache's two formats: f16 where the GPU has it."""
     factors = [numbers[key] for key in ("layers", "kv_heads", "head_width")]
-    if not all(isinstance(factor, int) and 0 < factor <= _LARGEST for factor in factors):
+    if model:
+        values = 2 * _TOKENS * sum(model[1].kv_widths)
+    elif all(isinstance(factor, int) and 0 < factor <= _LARGEST for factor in factors):
+        values = 2 * _TOKENS * math.prod(factors)
+    else:
         return None
-    values = 2 * _TOKENS * math.prod(factors)
     return {"f16": 2 * values, "f32": 4 * values}
 
 
@@ -532,6 +536,8 @@ def _rope(rope: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list) and 0 < len(value) <= _MOST_LAYERS and all(type(each) is int for each in value):
+        return " or ".join(f"{each:,}" for each in sorted(set(value)))  # one for each layer
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _NOT_GIVEN if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -194,9 +194,17 @@ class Config:
         )
 
     @property
+    def kv_widths(self) -> tuple[int, ...]:
+        """Values of the keys of a position, in every layer that has some of its own."""
+        owners = (
+            i for i in range(self.layers) if self.layer(i).mixer == "attention" and self.layer(i).kv_layer is None
+        )
+        return tuple(each.kv_heads * each.head_width for each in map(self.of_layer, owners))
+
+    @property
     def kv_width(self) -> int:
-        """Values of the keys of a position, in the layer that has most."""
-        return max(each.kv_heads * each.head_width for each in map(self.of_layer, range(self.layers)))
+        """The largest of these."""
+        return max(self.kv_widths, default=self.kv_heads * self.head_width)
 
     def experts_of(self, index: int) -> Experts | None:
         """The mixture of a layer; None where it has a network without experts."""

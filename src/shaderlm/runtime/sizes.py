@@ -40,7 +40,8 @@ def max_context(config: Config, caps: DeviceCaps, cache: str) -> int:
 
 def max_tokens(config: Config, caps: DeviceCaps) -> int:
     """Rows of a step: a power of two, no more than the policy's and than lets every hidden tensor fit one binding."""
-    widest = max(config.hidden, 2 * config.ffn, (config.heads + 2 * config.kv_heads) * config.head_width)
+    heads = (config.heads + 2 * config.kv_heads) * config.head_width
+    widest = max(config.hidden, 2 * config.ffn, heads, config.layers * config.layer_input)
     if config.recurrent:  # layers without attention multiply their input with as many rows; queries may have gates
         delta, gates = config.delta, config.heads * config.head_width
         rows = delta.channels + delta.values + 2 * delta.value_heads if delta else 3 * config.hidden
