@@ -179,6 +179,16 @@ def test_kinds_of_parameters() -> None:
     assert Parameters({"properties": {"x": {"$ref": "#/$defs/loop"}}, "$defs": schema["$defs"]}).kinds["x"]
 
 
+def test_parameters_that_refer_to_each_other_many_times_are_refused() -> None:
+    twice = [{"$ref": "#"}] * 2
+    for key in ("anyOf", "allOf"):
+        with pytest.raises(InputError, match="composed of too many schemas"):
+            Parameters({key: twice})
+        with pytest.raises(InputError, match="composed of too many schemas"):
+            Parameters({"properties": {"x": {key: twice}}, key: twice})
+    assert Parameters({"anyOf": twice[:1], "properties": {"x": {}}}).kinds.keys() == {"x"}
+
+
 def test_names_are_found_among_many() -> None:
     names = Spelled(["get", "get_weather", 'a"b', *(f"f{i}" for i in range(2000))])
     assert [name for _, name in names.at("x get_weather(", 2)] == ["get_weather", "get"]

@@ -298,6 +298,8 @@ def test_sleep_and_keep_alive(tmp_path: Path) -> None:
         (await house.use("ant")).release()
         (await house.use("bee", math.inf)).release()
         (await house.use("cow", 0)).release()
+        (await house.use("bee", 1e300)).release()
+        assert house["bee"].expires_at is None, "there is no such date"
         await until(lambda: "close ant" in house.events)
         assert house.states() == {"ant": "sleeping", "bee": "loaded", "cow": "sleeping"}
         assert house.events.index("close cow") < house.events.index("close ant")
@@ -335,6 +337,34 @@ def test_loading_and_closing_by_hand(tmp_path: Path) -> None:
         house.gates["bee"].set()
         await until(lambda: house.events[-1] == "close bee")
         assert house.states()["bee"] == "unloaded"
+        house.gates["bee"].clear()
+        house.models.load(house["bee"])
+        await until(lambda: house.events[-1] == "load bee")
+        house.models.unload(house["bee"])
+        house.models.load(house["bee"])
+        house.gates["bee"].set()
+        await until(lambda: house["bee"].served)
+        await asyncio.sleep(0.01)
+        assert house.states()["bee"] == "loaded", "the last word counts"
+
+    run(work)
+
+
+def test_a_model_whose_file_goes_while_it_waits_for_room(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant", "bee", most=1)
+
+    async def work() -> None:
+        ant = await house.use("ant")
+        waiting = asyncio.create_task(house.use("bee"))
+        await until(lambda: house.states()["bee"] == "loading")
+        house.names.remove("bee")
+        await house.models.refresh()
+        ant.release()
+        bee = await waiting
+        assert house.models.of(bee.served) is house["bee"]
+        bee.release()
+        house.models.unload(house["bee"])
+        await until(lambda: house.events[-1] == "close bee")
 
     run(work)
 

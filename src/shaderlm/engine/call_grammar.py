@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..text import CallForm, Hole, JsonArguments, KeyedArguments, Parameters, Tool
-from ..text.call_form import Kind, Parts, ValueForm, kind_of, kinds_of, resolved
+from ..text.call_form import MAX_DEPTH, Kind, Parts, ValueForm, kind_of, kinds_of, resolved
 
 _STRING_LIMITS = ("pattern", "minLength", "maxLength", "format")
 _PYTHON_STRING = r"""/'([^'\\\n]|\\[^\n])*'|"([^"\\\n]|\\[^\n])*"/"""
@@ -289,12 +289,12 @@ def _or_nothing(ways: Sequence[str]) -> str:
     return f"({' | '.join(some)}){'?' if len(some) < len(ways) else ''}"
 
 
-def _only(schema: Any, root: Mapping[str, Any], kinds: Sequence[Kind]) -> Mapping[str, Any]:
-    """A schema for values of these kinds alone."""
+def _only(schema: Any, root: Mapping[str, Any], kinds: Sequence[Kind], depth: int = 0) -> Mapping[str, Any]:
+    """A schema for values of these kinds alone, as far as it does not refer to itself."""
     value = dict(resolved(schema, root))
-    for key in ("anyOf", "oneOf"):
+    for key in ("anyOf", "oneOf") if depth < MAX_DEPTH else ():
         if isinstance(value.get(key), (list, tuple)):
-            value[key] = [_only(each, root, kinds) for each in value[key] if _has(each, root, kinds)]
+            value[key] = [_only(each, root, kinds, depth + 1) for each in value[key] if _has(each, root, kinds)]
     if isinstance(value.get("enum"), (list, tuple)):
         value["enum"] = [each for each in value["enum"] if kind_of(each) in kinds]
         return value

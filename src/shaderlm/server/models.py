@@ -32,6 +32,7 @@ Value = TypeVar("Value")
 PATIENCE_SECONDS = 2.0  # for a model to be without requests, before one of them takes no more
 RETRY_SECONDS = 10.0  # until a model whose load failed is loaded again for a request
 LOOK_SECONDS = 1.0  # between two looks at a file or a folder, at least
+_FOR_EVER = 3e9  # seconds: a time of day that is later has no date
 _LISTED = 20  # names in an error
 _LATEST = ":latest"  # the tag that stands for none: Ollama's clients may add it
 _log = logging.getLogger("shaderlm.server")
@@ -197,7 +198,7 @@ class Models:
         before = self._models
         self._models = {name: before.get(name) or HostedModel(source) for name, source in sources.items()}
         for name, model in before.items():
-            if name not in sources and _takes_room(model):  # its file is gone, it is not
+            if name not in sources and (_takes_room(model) or model._loading is not None):  # its file is gone, it is not
                 self._models[name] = model
 
     # Leases ------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ class Models:
             victim = self._least_recently_used()
             if victim is not None:
                 self._start(self._unload_idle(victim, "unloaded"))
-        if math.isfinite(model.keep_seconds) and model.served is not None and not model._is_draining:
+        if model.keep_seconds < _FOR_EVER and model.served is not None and not model._is_draining:
             loop = asyncio.get_running_loop()
             model.expires_at = time.time() + model.keep_seconds
             model._timer = loop.call_later(model.keep_seconds, self._sleep, model)
@@ -306,7 +307,7 @@ class Models:
         """Load it, for no request in particular. A load that failed is tried again."""
         self._check_ending()
         if self._ready(model) is None:
-            model.problem, model._is_wanted = None, True
+            model.problem, model._is_wanted, model._is_unwanted = None, True, False
             self._begin_load(model)
 
     def _begin_load(self, model: HostedModel) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
+from ..errors import InputError
+
 
 class Hole(Enum):
     """What stands between the texts of a form."""
@@ -141,8 +143,9 @@ class Parameters:
     required: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        properties, required = _properties(self.schema, self.schema, 0)
-        kinds = {key: kinds_of(each, self.schema) for key, each in properties.items()}
+        work = _Work()
+        properties, required = _properties(self.schema, self.schema, 0, work)
+        kinds = {key: kinds_of(each, self.schema, 0, work) for key, each in properties.items()}
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "required", frozenset(required) & kinds.keys())
         object.__setattr__(self, "properties", properties)
@@ -150,18 +153,35 @@ class Parameters:
     properties: Mapping[str, Any] = field(init=False)
 
 
-_MAX_DEPTH = 20  # of references
+MAX_DEPTH = 20  # of references
+_MAX_WORK = 100_000  # schemas and properties; a tenth of a second
 
 
-def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], set[str]]:
+class _Work:
+    """What is looked at in a schema. Schemas that refer to each other twice each would never end."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_WORK
+
+    def add(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise InputError("tools: the parameters of a function are composed of too many schemas; give simpler ones")
+
+
+def _properties(
+    schema: Any, root: Mapping[str, Any], depth: int, work: _Work
+) -> tuple[dict[str, Any], set[str]]:
     """The properties of an object, and those that are required, whatever the schema is composed of."""
     schema = resolved(schema, root)
+    work.add(1 + len(schema) + _count(schema.get("properties")) + _count(schema.get("required")))
     properties = dict(schema["properties"]) if isinstance(schema.get("properties"), Mapping) else {}
     required = {name for name in _list(schema.get("required")) if isinstance(name, str)}
-    if depth < _MAX_DEPTH:
+    if depth < MAX_DEPTH:
         for key in ("allOf", "anyOf", "oneOf"):
-            parts = [_properties(each, root, depth + 1) for each in _list(schema.get(key))]
+            parts = [_properties(each, root, depth + 1, work) for each in _list(schema.get(key))]
             for more, _ in parts:
+                work.add(len(properties))
                 properties = {**more, **properties}
             if parts:
                 names = [names for _, names in parts]
@@ -169,12 +189,13 @@ def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> tuple[dict[
     return properties, required
 
 
-def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[Kind]:
+def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0, work: _Work | None = None) -> frozenset[Kind]:
     """The kinds of values that a schema allows."""
     kinds = frozenset(KINDS)
-    if depth > _MAX_DEPTH:
+    if depth > MAX_DEPTH:
         return kinds
-    schema = resolved(schema, root)
+    work, schema = work or _Work(), resolved(schema, root)
+    work.add(1 + len(schema) + _count(schema.get("enum")))
     named = schema.get("type")
     if isinstance(named, (str, list, tuple)):
         words = [named] if isinstance(named, str) else named
@@ -185,15 +206,15 @@ def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         kinds &= {kind_of(schema["const"])}
     for key in ("anyOf", "oneOf"):
         if parts := _list(schema.get(key)):
-            kinds &= frozenset[Kind]().union(*(kinds_of(each, root, depth + 1) for each in parts))
+            kinds &= frozenset[Kind]().union(*(kinds_of(each, root, depth + 1, work) for each in parts))
     for each in _list(schema.get("allOf")):
-        kinds &= kinds_of(each, root, depth + 1)
+        kinds &= kinds_of(each, root, depth + 1, work)
     return kinds or frozenset(KINDS)
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a reference stands for."""
-    for _ in range(_MAX_DEPTH):
+    for _ in range(MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
             break
@@ -213,6 +234,10 @@ def kind_of(value: Any) -> Kind:
     if value is None:
         return "null"
     return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, (list, tuple, Mapping)) else 0
 
 
 def _list(value: Any) -> Sequence[Any]:
