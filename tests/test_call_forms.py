@@ -10,6 +10,7 @@ import pytest
 from shaderlm.errors import InputError, ModelError
 from shaderlm.text import ChatFormat, ChatTemplate, RenderLimits
 from shaderlm.text.call_form import TAGGED, Parameters, Spelled
+from shaderlm.text.call_probe import FormError, probe
 from shaderlm.text.literals import literal_end, whole_literal
 
 from .call_templates import ARGUMENTS, REFUSED, TEMPLATES, read, rendered, template, tools_for, written
@@ -103,6 +104,28 @@ def test_a_hostile_template_costs_bounded_time() -> None:
     made = ChatTemplate(slow + template("{{ slow }}"), limits=RenderLimits(seconds=0.02))
     with pytest.raises(ModelError, match=r"takes (more than|too long to show calls)"):
         made.call_form  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("before", "content"),
+    [('{"":' * 975, ""), ('"' * 400_000, ""), ("", "ab" * 900_000)],
+    ids=["deeper than JSON is read", "many quotes", "a long text before contents"],
+)
+def test_what_a_hostile_template_shows_costs_bounded_time(before: str, content: str) -> None:
+    def render(messages: Any, tools: Any, prompt: bool) -> str:
+        text = ""
+        for message in messages:
+            calls = message.get("tool_calls") or []
+            own = content if message["role"] == "assistant" and not calls else ""
+            text += f"<|{message['role']}|>{own}{message['content'] or ''}"
+            for each in calls:
+                function = each["function"]
+                text += f"<call>{function['name']}:{before}{json.dumps(function['arguments'])}</call>"
+            text += "<|end|>"
+        return text + ("<|assistant|>" if prompt else "")
+
+    with pytest.raises(FormError, match=r"more than 4,000 characters|id of a call|arguments of calls|not known"):
+        probe(render)
 
 
 def test_what_is_no_call_is_text() -> None:

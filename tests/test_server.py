@@ -355,6 +355,8 @@ def test_a_body_that_is_too_large(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", content=large).status_code == 413
     chunks = (large[at : at + 1_000_000] for at in range(0, len(large), 1_000_000))  # without a content-length
     assert http.post("/v1/chat/completions", content=chunks).status_code == 413
+    for path in ("/models/load", "/api/show", "/slots/0?action=erase"):  # names alone
+        assert http.post(path, content=large[:100_000]).status_code == 413, path
     assert http.get("/health").status_code == 200
 
 

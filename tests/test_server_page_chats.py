@@ -357,6 +357,9 @@ def test_files_of_others_are_read(show: Show, tmp_path: Path) -> None:
     assert [each for each in texts(browser, ".left-out, .figures") if each] == []
     browser.run("document.querySelectorAll('#list .chat')[1].click()")
     assert ask(browser, "and now") == "2: and now"
+    for wrong in (7, ["abc"]):
+        assert import_file(browser, tmp_path, json.dumps({"messages": messages[1:2], "id": wrong})).startswith("One")
+    assert {type(each["id"]) for each in kept(browser)} == {str}
     assert browser.complaints() == []
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from shaderlm import load
+from shaderlm.engine.page_transfer import PageTransfer
 from shaderlm.server import slots
 from shaderlm.server.errors import ApiError
 from shaderlm.server.loading import ServeOptions, serve_model
@@ -161,6 +162,19 @@ def test_files_are_few(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("a", "b", "a"):
         change(http, "save", name=name)
     refused(http, "save", "c", "there are 2 saved files")
+
+
+def test_a_step_that_fails_leaves_a_saved_file_as_it_was(
+    http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(http)
+    change(http, "save")
+    raw = (tmp_path / "saved" / "a.bin").read_bytes()
+    monkeypatch.setattr(PageTransfer, "read", lambda self, find: find() and None)
+    answer = http.post("/slots/1", params={"action": "save"}, json={"filename": "a.bin"})
+    assert answer.status_code == 503
+    assert "a step failed while a.bin was to be written" in answer.json()["error"]["message"]
+    assert (tmp_path / "saved" / "a.bin").read_bytes() == raw
 
 
 def test_keys_have_slots_and_files_of_their_own(tiny: Path, tmp_path: Path) -> None:

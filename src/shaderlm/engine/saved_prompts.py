@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import InputError
+from ..errors import DeviceError, InputError
 from ..runtime.page_records import Bytes, Header, RecordError, checksums, read_contents, read_header, write_record
 from ..runtime.prefix_cache import Match
 from .page_transfer import PageTransfer
@@ -33,6 +33,8 @@ def save_prompt(pages: PageTransfer, ids: Sequence[int], client: str | None, pat
         return match.pages
 
     contents = pages.read(find) or []
+    if match.pages and not contents:
+        raise DeviceError(f"a step failed while {path.name} was to be written; run the prompt and save it again")
     held = tuple(map(int, ids[: match.length])) if contents else ()
     sums = checksums(contents) if contents else ()
     header = Header(binding.hex(), "", 0, held, pages.runner.page_tensors, sums)

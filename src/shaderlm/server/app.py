@@ -74,6 +74,7 @@ from .types.responses import Response as StoredResponse
 from .web import Export
 
 LARGE_BODY_BYTES = 1 << 20
+NAMES_BYTES = 64 << 10  # of a body that only names a model or a file
 # One prompt of this size takes a millisecond, mostly: less than threads that want Python's lock at the same time.
 SMALL_BODY_BYTES = 2 << 10
 # Grammars are made of the first ones; each value of the others is checked, for each prompt.
@@ -110,6 +111,14 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body took more than {limits.body_seconds:g} s to arrive; send it faster") from None
     return b"".join(parts)
+
+
+async def _small_body(service: Service, request: Request, kind: type[Value]) -> Value:
+    """A body that has names alone: a large one is not even read, for nothing limits how many there are. It may be empty
+    if nothing is required.
+    """
+    limits = replace(service.limits, body_bytes=min(service.limits.body_bytes, NAMES_BYTES))
+    return decode(await read_body(request, limits) or b"{}", kind)
 
 
 def has_large_body(request: Request) -> bool:
@@ -235,8 +244,7 @@ async def _forget_response(service: Service, request: Request) -> Response:
 
 
 async def _slot(service: Service, request: Request) -> Response:
-    raw = await read_body(request, service.limits)
-    body = decode(raw or b"{}", SlotFileRequest)
+    body = await _small_body(service, request, SlotFileRequest)
     served = await _asked(service, request)
     action, client = request.query_params.get("action", ""), request.scope[CLIENT]
     number = request.path_params["id"]
@@ -270,7 +278,7 @@ async def _version(service: Service, request: Request) -> Response:
 
 
 async def _pull(service: Service, request: Request) -> Response:
-    body = decode(await read_body(request, service.limits), OllamaPullRequest)
+    body = await _small_body(service, request, OllamaPullRequest)
     return await ollama_models.pull(service, body, request)
 
 
@@ -327,7 +335,7 @@ def _about(path: str, summary: str, body: Any, response: Any, change: Any, **opt
     """A route about models, which runs none."""
 
     async def handler(service: Service, request: Request) -> Response:
-        return _json(await change(service, decode(await read_body(request, service.limits), body)))
+        return _json(await change(service, await _small_body(service, request, body)))
 
     return Endpoint(path, summary, body, response, handler=handler, **options)
 

@@ -154,7 +154,7 @@ class Parameters:
 
 
 MAX_DEPTH = 20  # of references
-_MAX_WORK = 100_000  # schemas and properties; a tenth of a second
+_MAX_WORK = 50_000  # schemas and properties; a fifth of a second
 
 
 class _Work:

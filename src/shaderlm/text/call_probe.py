@@ -25,6 +25,7 @@ _THOUGHT_END = re.compile(r"</[\w:]*think[\w:]*>|<\|END_THINKING\|>|\[/THINK\]")
 _HOLES = {"qzname": Hole.NAME, "qzcall": Hole.ID}
 _HOLE = re.compile(r"(qzname\d|qzcall00\d(?:qzlongid)?)")
 _KEY_MARK = "\ue000"
+_MAX_CHARACTERS = 4000  # of what is rendered for a call: it is searched in ways that take the square of it
 _PLAIN = re.compile(r"qz(?:name|call|key|val)")
 _SPECIAL = "q\"z'\\<&>Äß\tb"
 _SAMPLES: tuple[tuple[Kind, Any], ...] = (
@@ -114,6 +115,8 @@ class _Probe:
         )
         content = self._around_content(one)
         form = replace(form, content=content, thought=self._around_thought(content[0]))
+        if Hole.NAME not in form.first or (form.between and Hole.NAME not in form.between):
+            raise FormError("it writes the names of functions in a way that is not known")
         if not form.begin and not alone:
             raise FormError("nothing tells a call from text")
         self._check(form)
@@ -153,7 +156,7 @@ class _Probe:
         return end
 
     def _region(self, text: str) -> str:
-        return text[self._start(text) : self._end(text)]
+        return _bounded(text[self._start(text) : self._end(text)])
 
     def _answer(self, text: str | None) -> str:
         """A rendering from the begin of its calls to their end."""
@@ -170,7 +173,7 @@ class _Probe:
         hole = _HOLE.search(one, self._start(one))
         assert hole is not None
         begin = len(self._prompt) if one.startswith(self._prompt) else snapped(_shared(self._plain, one))
-        lead = _THOUGHT_END.split(one[begin : hole.start()])[-1]
+        lead = _THOUGHT_END.split(_bounded(one[begin : hole.start()]))[-1]
         both = self._calls([_arguments(1)], _CONTENT)
         content = both.rfind(_CONTENT) if both is not None else -1
         hole = None if both is None or content < 0 else _HOLE.search(both, content)
@@ -191,7 +194,7 @@ class _Probe:
         if at < 0:
             return "", ""
         begin = self._begin(self._plain)
-        before = _THOUGHT_END.split(self._plain[begin:at])[-1]
+        before = _THOUGHT_END.split(_bounded(self._plain[begin:at]))[-1]
         ends = [n for n in range(len(before), 0, -1) if self._prompt.endswith(before[:n])]
         before = before[ends[0] :] if ends else before  # what the prompt has is no part of the answer
         end = len(self._plain) - len(_shared_end(one, self._plain))
@@ -242,7 +245,7 @@ class _Probe:
             for start in [match.start() for match in re.finditer(r"\{", answer[at:key])] if key >= 0 else []:
                 try:
                     value, end = json.JSONDecoder().raw_decode(answer, at + start)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if value == _arguments(i):
                     texts.append(answer[at : at + start])
@@ -361,6 +364,13 @@ class _Probe:
             if found is None or not _same(found[0], expected):
                 shown = json.dumps(arguments, ensure_ascii=False)
                 raise FormError(f"calls with arguments such as {shown} cannot be read back")
+
+
+def _bounded(text: str) -> str:
+    """What is rendered for a call, unless it is too long."""
+    if len(text) > _MAX_CHARACTERS:
+        raise FormError(f"it writes a call with more than {_MAX_CHARACTERS:,} characters")
+    return text
 
 
 def _shared(*texts: str) -> str:

@@ -100,7 +100,7 @@ function checkConversation(given, where, checkSettings) {
   const title = (value, what) => checkText(value, what, TITLE_LENGTH).trim();
   const number = (i) => `${where}, message ${i + 1 + isSystem}`;
   return {
-    id: /^[0-9a-z]{1,32}$/.test(given.id) ? given.id : null,
+    id: typeof given.id === "string" && /^[0-9a-z]{1,32}$/.test(given.id) ? given.id : null,
     updated: Number.isFinite(given.updated) ? Math.min(given.updated, Date.now()) : Date.now(),
     ...fields(given, where, { title }),
     settings: checkSettings({ ...prompt, ...settings }, (name, text) => fail(`${where}: ${name}: ${text}`)),
