@@ -198,7 +198,9 @@ class Models:
         before = self._models
         self._models = {name: before.get(name) or HostedModel(source) for name, source in sources.items()}
         for name, model in before.items():
-            if name not in sources and (_takes_room(model) or model._loading is not None):  # its file is gone, it is not
+            if name not in sources and (
+                _takes_room(model) or model._loading is not None
+            ):  # its file is gone, it is not
                 self._models[name] = model
 
     # Leases ------------------------------------------------------------------------------------------------------

@@ -169,9 +169,7 @@ class _Work:
             raise InputError("tools: the parameters of a function are composed of too many schemas; give simpler ones")
 
 
-def _properties(
-    schema: Any, root: Mapping[str, Any], depth: int, work: _Work
-) -> tuple[dict[str, Any], set[str]]:
+def _properties(schema: Any, root: Mapping[str, Any], depth: int, work: _Work) -> tuple[dict[str, Any], set[str]]:
     """The properties of an object, and those that are required, whatever the schema is composed of."""
     schema = resolved(schema, root)
     work.add(1 + len(schema) + _count(schema.get("properties")) + _count(schema.get("required")))
