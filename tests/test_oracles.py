@@ -17,13 +17,16 @@ from shaderlm.runtime.runner import Runner
 from shaderlm.runtime.sampler_settings import GREEDY
 
 from .gguf_files import quantised
-from .oracles import ARCHITECTURES, NAMES, SOURCES, WITH_FOLDER, Case, Oracle, assert_logits
+from .oracles import ARCHITECTURES, F32, NAMES, SOURCES, TOLERANCE, WITH_FOLDER, Case, Oracle, assert_logits
 from .session import Session
 
 every_source = pytest.mark.parametrize(
     ("name", "source"), SOURCES, ids=[f"{name} {source}" for name, source in SOURCES]
 )
 Oracles = dict[str, Oracle]
+# Checkpoints and lengths of prompts with a router whose last expert and the next one differ by 2e-5: rounded keys and
+# values decide which of them it is, and logits move by 1.7.
+TIES = {("gemma4-moe", 40)}
 
 # Matrix units round inputs of products to f16: as close as keys and values of f16 are.
 PRECISION = {"f32": "exact", "f16": "fast"}
@@ -44,11 +47,25 @@ def check(oracle: Oracle, source: str, cache: str = "f32", **options: Any) -> No
         ) as model:
             sessions = [Session(model.runner) for _ in cases]
             for session, case in zip(sessions, cases, strict=True):
-                case.check(session.logits(case.prompt), cache)
+                found, tie = session.logits(case.prompt), (oracle.folder.name, len(case.prompt))
+                if cache == "f16" and tie in TIES:
+                    check_tie(found, oracle, case)
+                else:
+                    case.check(found, cache)
             if cache == "f32":  # runners-up are as close as 0.02
                 wanted = [case.greedy for case in cases]
                 assert greedy(model.runner, sessions, cases) == wanted
                 assert greedy(model.runner, sessions[:1], cases) == wanted[:1]
+
+
+def check_tie(found: F32, oracle: Oracle, case: Case) -> None:
+    """With the expert that exact keys choose, or with the one that rounded keys choose in NumPy."""
+    with load_with(oracle.gguf, context=case.context, cache="f16", precision="exact", device="numpy") as model:
+        session = Session(model.runner)
+        rounded = session.logits(case.prompt)
+    near_rounded = np.abs(found - rounded).max() <= TOLERANCE["f16"] * max(1, np.abs(rounded).max())
+    if not near_rounded:
+        case.check(found, "f16")
 
 
 def greedy(runner: Runner, sessions: list[Session], cases: list[Case]) -> list[list[int]]:
