@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
 from shaderlm.engine import EngineOptions, EngineStats, Histogram
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.server import models as module
 from shaderlm.server.errors import ApiError
+from shaderlm.server.leases import _unless_gone
 from shaderlm.server.models import HostedModel, Lease, Models, ModelsOptions, ModelSource
 from shaderlm.server.served import ServedModel
 
@@ -346,6 +348,45 @@ def test_loading_and_closing_by_hand(tmp_path: Path) -> None:
         await until(lambda: house["bee"].served)
         await asyncio.sleep(0.01)
         assert house.states()["bee"] == "loaded", "the last word counts"
+
+    run(work)
+
+
+def test_who_closes_a_model_is_heard_though_others_want_its_room_no_more(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant", "bee", most=1)
+
+    async def work() -> None:
+        ant = await house.use("ant")
+        waiting = asyncio.create_task(house.use("bee"))
+        await until(lambda: house["ant"]._is_draining)
+        house.models.unload(house["ant"])
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        ant.release()
+        await until(lambda: house.events[-1] == "close ant")
+        (await house.use("ant")).release()
+        await asyncio.sleep(0.01)
+        assert house.states() == {"ant": "loaded", "bee": "unloaded"}
+
+    run(work)
+
+
+def test_a_request_that_ends_as_its_model_comes_gives_it_back(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant")
+
+    async def work() -> None:
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def came() -> Lease:
+            lease = await house.use("ant")
+            request.cancel()
+            return lease
+
+        request = asyncio.create_task(_unless_gone(Request({"type": "http"}, receive), came()))
+        await asyncio.wait((request,))
+        assert request.cancelled()
+        assert house["ant"].leases == 0
 
     run(work)
 

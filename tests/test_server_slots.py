@@ -92,6 +92,12 @@ def test_a_stream_and_a_chat_have_slots(http: httpx.Client) -> None:
     assert change(http, "save", slot=0)["n_saved"] > 4
 
 
+def test_a_request_that_runs_nothing_leaves_slots_alone(http: httpx.Client) -> None:
+    complete(http, slot=0)
+    assert http.post("/api/generate", json={"model": "tiny"}).json()["done_reason"] == "load"
+    assert change(http, "save", slot=0)["n_saved"] == len(PROMPT) + 8 - 1
+
+
 def test_another_start_restores_it(tiny: Path, tmp_path: Path) -> None:
     with running(loader(tiny, tmp_path)) as server, server.client() as http:
         text, _ = complete(http)

@@ -736,6 +736,26 @@ def test_nothing_of_tools_becomes_a_special_token(model: LanguageModel, kind: st
     assert list(ids).count(end) == list(plain).count(end)
 
 
+@pytest.mark.parametrize("value", [{"type": "array", "items": {"$ref": "#/$defs/x"}}, {"type": "integer"}])
+def test_definitions_are_copied_where_they_are_needed_and_not_without_end(value: dict[str, Any]) -> None:
+    """A value has a grammar of its own. One that refers to itself alone may be anything."""
+    loop = {"anyOf": [{"$ref": "#/$defs/loop"}]}
+    definitions = {"x": {"enum": ["y" * 100_000]}, "loop": loop}
+    properties = {f"p{i}": value for i in range(200)}
+    tool = {
+        "name": "f",
+        "parameters": {"type": "object", "$defs": definitions, "properties": {**properties, "l": loop}},
+    }
+    choice = read_tools([{"type": "function", "function": tool}], "required")
+    make = lambda: chat_grammar(ChatFormat(form, {}), choice, None, {}, may_think=False)  # noqa: E731
+    form = ChatTemplate(CALL_TEMPLATES["tags"]).call_form
+    if "items" in value:
+        with pytest.raises(InputError, match="more than 16,777,216 characters in this model's form of calls"):
+            make()
+    else:
+        assert len(make()) < 1_000_000
+
+
 def test_headers_of_thoughts_and_content_may_come(model: LanguageModel) -> None:
     model.use_chat_template(CALL_TEMPLATES["channels"])
     try:

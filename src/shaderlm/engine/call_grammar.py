@@ -15,6 +15,7 @@ _STRING_LIMITS = ("pattern", "minLength", "maxLength", "format")
 _PYTHON_STRING = r"""/'([^'\\\n]|\\[^\n])*'|"([^"\\\n]|\\[^\n])*"/"""
 _ANY = r"/(.|\n)*/"
 _DEFINITIONS = ("$defs", "definitions")
+_MAX_CHARACTERS = 16 << 20  # of the schemas of values: each has a copy of the definitions that it refers to
 Schemas = list[tuple[str, Any, str]]  # a grammar's name, the JSON schema, and the function that it is of
 
 
@@ -68,6 +69,7 @@ class CallGrammar:
         self.lines: list[str] = []
         self.schemas: Schemas = []  # of arguments, and of their values
         self._raw: dict[str, str] = {}
+        self._characters = 0  # of the schemas of values
         self._split = re.compile("|".join(map(re.escape, present)) if (present := self._present()) else r"(?!)")
 
     def _present(self) -> list[str]:
@@ -175,12 +177,24 @@ class CallGrammar:
                 content = self._generic(form, these, python=False)
             else:
                 content = f"@value_{place}_{n}"
-                root = {each: parameters.schema[each] for each in _DEFINITIONS if each in parameters.schema}
-                self.schemas.append((f"value_{place}_{n}", {**root, **_only(schema, parameters.schema, these)}, name))
+                self.schemas.append((f"value_{place}_{n}", self._value_schema(schema, parameters, these), name))
                 if python:  # JSON as the schema has it, or as the template shows such values
                     content = f"({content} | {self._generic(form, python, python=True)})"
             ways.append(f"{literal(key)} {self.text(before)} {content} {self._after(after, key)}")
         return " | ".join(ways)
+
+    def _value_schema(self, schema: Any, parameters: Parameters, kinds: Sequence[Kind]) -> Mapping[str, Any]:
+        """The schema of a value of these kinds, which stands by itself."""
+        value = _only(schema, parameters.schema, kinds)
+        text = json.dumps(value, default=dict)
+        if '"$ref"' in text or '"$dynamicRef"' in text:
+            value = {**{each: parameters.schema[each] for each in _DEFINITIONS if each in parameters.schema}, **value}
+            text = json.dumps(value, default=dict)
+        self._characters += len(text)
+        if self._characters > _MAX_CHARACTERS:
+            most = f"{_MAX_CHARACTERS:,} characters in this model's form of calls"
+            raise InputError(f"tools: the schemas of their arguments have more than {most}; give fewer or simpler ones")
+        return value
 
     def _choices(self, schema: Any, parameters: Parameters) -> list[str] | None:
         """The strings that a schema lists."""

@@ -158,7 +158,7 @@ def _object(arguments: str) -> dict[str, Any]:
     """Arguments as an object. Where an answer was cut they may be a part of one: then there are none."""
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

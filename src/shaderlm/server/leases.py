@@ -43,11 +43,15 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Lease]) -> Le
         if waiting.done():
             return waiting.result()
         raise ClientDisconnect
+    except BaseException:
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            (await waiting).release()  # it came at the same time
+        raise
     finally:
-        for task in (waiting, listening):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        listening.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await listening
 
 
 async def _disconnected(receive: Receive) -> None:

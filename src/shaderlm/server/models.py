@@ -80,8 +80,8 @@ class HostedModel:
         self._loaded_at = self._failed_at = self._looked_at = 0.0
         self._known_bytes: int | None = None  # when it was loaded before
         self._waiters: list[asyncio.Future[ServedModel]] = []
-        # It takes no new requests; it is loaded for no request in particular; a thread loads it; and it is to be closed
-        # when it is loaded.
+        # It takes no new requests; it is loaded for no request in particular; a thread loads it; and somebody has asked
+        # to close it, which is done even if it is still to be loaded.
         self._is_draining = self._is_wanted = self._in_thread = self._is_unwanted = False
         self._stamp: object = None  # of its file, when it was loaded
         self._loading: asyncio.Task[None] | None = None
@@ -484,7 +484,7 @@ class Models:
                 until = min(PATIENCE_SECONDS if waited < PATIENCE_SECONDS else math.inf, self.options.room_seconds)
                 await self._change(max(0.01, began + until - loop.time()))
         finally:
-            if drained is not None and drained.served is not None and drained._is_draining:
+            if drained is not None and drained.served is not None and drained._is_draining and not drained._is_unwanted:
                 drained._is_draining = False  # nobody needs its room any more
                 self._changed()
 
@@ -512,6 +512,7 @@ class Models:
     def unload(self, model: HostedModel) -> None:
         """Close it as soon as its requests are over."""
         if model.served is not None:
+            model._is_unwanted = True
             self._drain(model)
         elif model._loading is None:
             model.state, model.problem = "unloaded", None
