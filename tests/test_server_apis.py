@@ -15,11 +15,13 @@ from shaderlm.engine import Delta, Handle, Request, TokenLogprob
 from shaderlm.server.anthropic import conversation_of
 from shaderlm.server.chat import Chat
 from shaderlm.server.responses import Responses
+from shaderlm.server.responses import conversation_of as items_as_messages
 from shaderlm.server.routes import Prepared
 from shaderlm.server.served import ServedModel
 from shaderlm.server.types.anthropic import CountTokensRequest, MessagesRequest
 from shaderlm.server.types.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Message
 from shaderlm.server.types.responses import MessageItem, ResponsesRequest
+from shaderlm.text.tools import messages_with_tools
 
 from .lazily import lazily
 from .serving import Running, loader, running
@@ -518,6 +520,16 @@ def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
     assert again.name == "weather"
     begun: Any = [*ASK, {"role": "assistant", "content": "the"}]
     assert claude.messages.create(model="tiny", messages=begun, max_tokens=2).content
+
+
+def test_many_items_that_become_one_message_cost_as_much_as_they_are_long() -> None:
+    said = {"role": "assistant", "content": "x" * 100}
+    body = msgspec.convert({"model": "tiny", "input": [said] * 100_000}, ResponsesRequest)
+    (message,) = items_as_messages(body).messages
+    assert message["content"] == "\n".join(["x" * 100] * 100_000)
+    result = {"role": "tool", "content": "x" * 100}
+    (message,) = messages_with_tools([result] * 100_000, None)
+    assert message["content"].count("<tool_response>") == 100_000
 
 
 def test_errors_of_messages(claude: anthropic.Anthropic, server: Running) -> None:

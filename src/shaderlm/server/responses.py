@@ -23,6 +23,7 @@ from .types.anthropic import CountTokensResponse
 from .types.openai import ChatLogprob
 
 _LOGPROBS = "message.output_text.logprobs"
+_TEXTS = "texts"  # of a message that is put together of several items: joined once, for there may be 100,000
 
 
 class Responses(Prepared):
@@ -315,7 +316,10 @@ def conversation_of(body: types.ResponsesRequest) -> Conversation:
         for i, item in enumerate(body.input):
             _add(messages, f"input[{i}]", item)
     for message in messages:
-        if message["content"] is None and "tool_calls" not in message:
+        texts = message.pop(_TEXTS, None)
+        if texts is not None:
+            message["content"] = "\n".join(texts)
+        elif message["content"] is None and "tool_calls" not in message:
             message["content"] = ""  # thoughts without an answer
     choice = body.tool_choice
     return Conversation(
@@ -376,8 +380,7 @@ def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem) -> N
         _check(where, kind, {"role": item.role, "content": item.content})
         text = join_text(item.content or "")
         if item.role == "assistant":
-            message = _assistant(messages)
-            message["content"] = text if message["content"] is None else f"{message['content']}\n{text}"
+            _assistant(messages).setdefault(_TEXTS, []).append(text)
         else:
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": text})

@@ -114,21 +114,20 @@ The result comes back between <tool_response> and </tool_response>."""
 
 def messages_with_tools(messages: Messages, tools: Messages | None) -> list[dict[str, Any]]:
     """A conversation for a template that knows no tools: they are in the system message, calls and results in text."""
-    plain: list[dict[str, Any]] = []
+    plain, results = list[dict[str, Any]](), dict[int, list[str]]()  # of neighbours, by the place of their message
     for message in messages:
         if message.get("tool_calls"):
             calls = [_written(call) for call in message["tool_calls"]]
             plain.append({"role": message["role"], "content": "\n".join([*_some(message.get("content")), *calls])})
         elif message.get("role") == "tool":
-            result = f"<tool_response>\n{message.get('content')}\n</tool_response>"
-            if plain and plain[-1].get("results"):
-                plain[-1]["content"] += "\n" + result
-            else:
-                plain.append({"role": "user", "content": result, "results": True})
+            if len(plain) - 1 not in results:
+                results[len(plain)] = []
+                plain.append({"role": "user"})
+            results[len(plain) - 1].append(f"<tool_response>\n{message.get('content')}\n</tool_response>")
         else:
             plain.append(dict(message))
-    for message in plain:
-        message.pop("results", None)
+    for place, texts in results.items():
+        plain[place]["content"] = "\n".join(texts)
     if tools:
         words = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         first = plain.pop(0)["content"] if plain and plain[0].get("role") == "system" else ""
