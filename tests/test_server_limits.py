@@ -723,11 +723,12 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
         def close(self) -> None:
             closed.append("engine")
 
-    model = SimpleNamespace(engine=Lost(), close=lambda: closed.append("model"))
+    report = SimpleNamespace(path=Path("tiny.gguf"))
+    model = SimpleNamespace(engine=Lost(), report=report, nbytes=0, close=lambda: closed.append("model"))
 
     def load() -> ServedModel:
         loads.append(1)
-        return cast("ServedModel", SimpleNamespace(model=model))
+        return cast("ServedModel", SimpleNamespace(model=model, name="tiny"))
 
     service = Service(load)
 
