@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ _SAID_TWICE = {
     *("expert_weights_scale", "config.grouped_value_heads"),
 }
 
+# What GGUF's converter writes, and the architecture says of itself.
+_SAID_BY_NAME = {"expert_gating_func", "nextn_predict_layers", "vocab_size"}
+# Of qwen35, the converter puts value heads in another order. Logits of both are those of the oracle.
+_REORDERED = re.compile(r"\.(ssm_\w+|attn_qkv|attn_gate)\b")
+
 
 @pytest.mark.parametrize("name", WITH_FOLDER)
 def test_a_folder_is_like_the_file_of_the_converter(name: str, oracles: dict[str, Oracle]) -> None:
@@ -48,12 +54,17 @@ def test_a_folder_is_like_the_file_of_the_converter(name: str, oracles: dict[str
         for key in set(found) - set(wanted):
             assert key.removeprefix(own) in _SAID_TWICE, (key, found[key])
         for key, value in wanted.items():
-            if value != 0:  # "not set"
+            if key.endswith("dimension_sections"):  # GGUF has four, where some models have three
+                assert [*found[key], 0] == value
+            elif value != 0 and key.removeprefix(own) not in _SAID_BY_NAME:  # 0: not set
                 assert found[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
         assert {key: info.shape for key, info in folder.tensors.items()} == {
             key: info.shape for key, info in file.tensors.items()
         }
+        reordered = f"{own}config.grouped_value_heads" in found
         for key in file.tensors:
+            if reordered and _REORDERED.search(key):
+                continue
             assert np.array_equal(folder.dense(key), file.dense(key)), key
             middle = int(np.prod(file.tensors[key].shape[:-1])) // 2
             if middle:  # of experts: rows of two of them
@@ -64,6 +75,8 @@ def test_a_folder_is_like_the_file_of_the_converter(name: str, oracles: dict[str
         kinds = [[CONTROL if each == UNKNOWN else each for each in one.types] for one in (recorded, read)]
         assert kinds[0] == kinds[1]
         for field in ("kind", "tokens", "bos", "eos", "add_bos", "add_eos", "add_space_prefix"):
+            if field == "add_bos" and "tokenizer.ggml.add_bos_token" not in file.metadata and recorded.add_bos:
+                continue  # the file does not say: what its pre-tokenizer usually does is taken
             assert getattr(read, field) == getattr(recorded, field), field
 
 

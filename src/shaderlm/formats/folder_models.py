@@ -142,8 +142,8 @@ _MULTIPLIERS: Mapping[str, tuple[str, ...]] = {
 
 
 def one_of(value: Any) -> Any:
-    """Of a list with the same entry for every layer: this entry."""
-    alike = isinstance(value, list) and value and all(each == value[0] for each in value)
+    """Of a list with the same number for every layer: this number."""
+    alike = isinstance(value, list) and value and isinstance(value[0], int) and all(each == value[0] for each in value)
     return value[0] if alike else value
 
 
