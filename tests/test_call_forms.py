@@ -9,8 +9,9 @@ import pytest
 
 from shaderlm.errors import InputError, ModelError
 from shaderlm.text import ChatFormat, ChatTemplate, RenderLimits
-from shaderlm.text.call_form import TAGGED, Parameters, Spelled
+from shaderlm.text.call_form import TAGGED, CallForm, Hole, JsonArguments, Parameters, Spelled
 from shaderlm.text.call_probe import FormError, probe
+from shaderlm.text.call_reader import read_all
 from shaderlm.text.literals import literal_end, whole_literal
 
 from .call_templates import ARGUMENTS, REFUSED, TEMPLATES, read, rendered, template, tools_for, written
@@ -108,7 +109,7 @@ def test_a_hostile_template_costs_bounded_time() -> None:
 
 @pytest.mark.parametrize(
     ("before", "content"),
-    [('{"":' * 975, ""), ('"' * 400_000, ""), ("", "ab" * 900_000)],
+    [('{"":' * 6000, ""), ('"' * 400_000, ""), ("", "ab" * 900_000)],
     ids=["deeper than JSON is read", "many quotes", "a long text before contents"],
 )
 def test_what_a_hostile_template_shows_costs_bounded_time(before: str, content: str) -> None:
@@ -124,8 +125,14 @@ def test_what_a_hostile_template_shows_costs_bounded_time(before: str, content: 
             text += "<|end|>"
         return text + ("<|assistant|>" if prompt else "")
 
-    with pytest.raises(FormError, match=r"more than 4,000 characters|id of a call|arguments of calls|not known"):
+    with pytest.raises(FormError, match=r"more than [\d,]+ characters|id of a call|arguments of calls|not known"):
         probe(render)
+
+
+def test_a_form_of_one_call_with_nothing_after_it() -> None:
+    """The end of the turn comes next, which is no part of the text."""
+    form = CallForm(first=("<call>", Hole.NAME, ":"), between=(), last=(), arguments=JsonArguments())
+    assert read_all(form, {"f": Parameters({})}, '<call>f:{"a": 1} x') == ([("f", {"a": 1})], " x")
 
 
 def test_what_is_no_call_is_text() -> None:

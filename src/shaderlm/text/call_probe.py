@@ -25,7 +25,8 @@ _THOUGHT_END = re.compile(r"</[\w:]*think[\w:]*>|<\|END_THINKING\|>|\[/THINK\]")
 _HOLES = {"qzname": Hole.NAME, "qzcall": Hole.ID}
 _HOLE = re.compile(r"(qzname\d|qzcall00\d(?:qzlongid)?)")
 _KEY_MARK = "\ue000"
-_MAX_CHARACTERS = 4000  # of what is rendered for a call: it is searched in ways that take the square of it
+# Of what is rendered for a call, and of a value: they are searched in ways that take the square of it.
+_MAX_CHARACTERS, _MAX_VALUE = 20_000, 2000
 _PLAIN = re.compile(r"qz(?:name|call|key|val)")
 _SPECIAL = "q\"z'\\<&>Äß\tb"
 _SAMPLES: tuple[tuple[Kind, Any], ...] = (
@@ -339,7 +340,7 @@ class _Probe:
         text = _after(answer, "qzkey1").replace("qzkey1", _KEY_MARK)
         if not text.endswith(ending):
             raise FormError("values end in different ways")
-        return text[: len(text) - len(ending)]
+        return _bounded(text[: len(text) - len(ending)], _MAX_VALUE)
 
     def _check(self, form: CallForm) -> None:
         """Are calls read back as they were?"""
@@ -366,10 +367,10 @@ class _Probe:
                 raise FormError(f"calls with arguments such as {shown} cannot be read back")
 
 
-def _bounded(text: str) -> str:
+def _bounded(text: str, most: int = _MAX_CHARACTERS) -> str:
     """What is rendered for a call, unless it is too long."""
-    if len(text) > _MAX_CHARACTERS:
-        raise FormError(f"it writes a call with more than {_MAX_CHARACTERS:,} characters")
+    if len(text) > most:
+        raise FormError(f"it writes a call, or a value, with more than {most:,} characters")
     return text
 
 

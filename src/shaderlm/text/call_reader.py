@@ -165,7 +165,7 @@ class CallReader:
             if not complete:
                 return self.started
             head = yield from self._choose(following, exact)
-            if head is None or head[1] is not self._form.between:
+            if head is None or not self._form.between or head[1] is not self._form.between:
                 break
         if head is not None:
             self._pending.take(head[0].end)
