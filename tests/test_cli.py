@@ -123,7 +123,11 @@ def test_devices_without_an_adapter_says_what_to_install(monkeypatch: pytest.Mon
     ("arguments", "code", "words"),
     [
         (("devises",), 2, "No such command 'devises'"),
-        (("bench", "kernel"), 2, "No such command 'kernel': there are serve, kernels, restore, rows; -m names a model"),
+        (
+            ("bench", "kernel"),
+            2,
+            "No such command 'kernel': there are serve, drafts, kernels, restore, rows; -m names a model",
+        ),
         (("bench", "kernels", "--op", "rmsnorm"), 2, "'rmsnorm' is not one of 'rms_norm'"),
         (("bench", "kernels", "--modle", "x"), 2, "No such option"),
         (("bench", "kernels", "--device", "unobtainium"), 1, "no adapter matches 'unobtainium'"),

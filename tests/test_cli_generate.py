@@ -468,4 +468,4 @@ def test_a_full_disk_is_one_line(tiny: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     done = generate(tiny, "x", out=Full(io.BytesIO()))
-    assert (done.code, done.err) == (1, "shaderlm: [Errno 28] No space left on device\n")
+    assert (done.code, done.err) == (1, "shaderlm: cannot write the output: No space left on device\n")

@@ -164,6 +164,7 @@ ADDED: Mapping[str, Any] = {
     "config.hidden_act": "gelu_fast",
     "config.use_parallel_residual": "neither true nor false",
     "config.layers_with_experts": [],
+    "config.attention_k_eq_v": "neither true nor false",
     "expert_count": 3,
     "expert_used_count": 1,
     "expert_feed_forward_length": 8,

@@ -22,12 +22,10 @@ def size_in_bytes(context: click.Context, param: click.Parameter, text: str | No
     return int(float(size[1]) * _UNITS[size[2]])
 
 
-def _disk(context: click.Context, param: click.Parameter, text: str | None) -> int:
+def _disk(context: click.Context, param: click.Parameter, text: str | None) -> int | None:
     if text is not None and context.params.get("cache_dir") is None:
         raise click.UsageError("--cache-disk is for --cache-dir; give that, too.", context)
-    from ..engine.language_model import DEFAULT_CACHE_DISK
-
-    return size_in_bytes(context, param, text) or DEFAULT_CACHE_DISK
+    return size_in_bytes(context, param, text)
 
 
 def cache_options(command: Command) -> Command:

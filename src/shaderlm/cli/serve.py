@@ -95,7 +95,13 @@ class _ModelName(click.ParamType[str]):
 @click.option(
     "-c", "--ctx-size", "--context", type=click.IntRange(1), metavar="N", help="Context of each sequence, in tokens."
 )
-@click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at the same time.")
+@click.option(
+    "-np",
+    "--parallel",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Sequences that run at the same time.  [default: 128]",
+)
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
 @click.option("--kv-memory", callback=size_in_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
 @cache_options

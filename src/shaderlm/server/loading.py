@@ -17,6 +17,7 @@ from .served import ServedModel
 from .slots import SlotFiles
 
 Status = Callable[[str], AbstractContextManager[None]]  # says what is being done
+_PARALLEL = 128  # sequences; with more, a server's own work per token costs more than larger steps gain (docs/log.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class ServeOptions:
     kv_memory: int | None = None  # bytes
     share_prefixes: bool = False
     cache_dir: str | None = None  # of the cache on disk
-    cache_disk: int = DEFAULT_CACHE_DISK  # bytes
+    cache_disk: int | None = None  # bytes
     slot_save_path: str | None = None  # a folder that clients save slots into
     keys: tuple[str, ...] = field(default=(), repr=False)  # of clients, in the order by which requests name them
     warmup: bool = True
@@ -61,11 +62,13 @@ def serve_model(
         tokens = None if memory is None else model.engine.tokens_for(memory)
         if tokens == 0:
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
-        engine = EngineOptions(options.parallel, options.queue, tokens, share_prefixes=options.share_prefixes)
+        engine = EngineOptions(
+            options.parallel or _PARALLEL, options.queue, tokens, share_prefixes=options.share_prefixes
+        )
         model.engine.configure(engine)
         if options.cache_dir is not None:
             with status("reading the model's files for --cache-dir"):
-                model.use_cache_dir(options.cache_dir, options.cache_disk, options.keys)
+                model.use_cache_dir(options.cache_dir, options.cache_disk or DEFAULT_CACHE_DISK, options.keys)
         slots = None
         if options.slot_save_path is not None:
             with status("reading the model's files for --slot-save-path"):
