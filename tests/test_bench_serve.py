@@ -330,7 +330,7 @@ def test_ctrl_c_reports_what_was_measured(server: Running) -> None:
 def test_a_server_is_started_and_ended(tiny: Path) -> None:
     before = children()
     done = shaderlm("bench", "serve", "-m", tiny, "--device", "cpu", "--concurrency", 2, "-p", 4, "-n", 4, "--json")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err.count("\n"), done.err.split(" takes")[0]) == (0, 1, "the KV cache")
     found = json.loads(done.out)
     assert (found["server"]["name"], found["server"]["device"]) == ("tiny", "cpu (LLVM)")
     assert found["runs"][0]["completed"] == 8

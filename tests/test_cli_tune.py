@@ -171,6 +171,7 @@ def test_no_tune_reaches_the_load(
 
     monkeypatch.setattr(engine, "load", load)
     monkeypatch.setattr(loading, "load_with", load)
+    monkeypatch.setattr(loading, "load_drafting", load)
     monkeypatch.setattr(synthetic, "load_synthetic", load)
     models = [tiny] + (["synthetic:smollm2-135m:q4_0"] if command[0] in ("bench", "profile") else [])
     for name in models:

@@ -88,7 +88,8 @@ def test_generate(checkpoint: Checkpoint) -> None:
             ]
             found = [handle.result() for handle in handles]
             assert [each and each.ids for each in found] == [greedy for _, greedy in checkpoint.cases]
-        assert model.engine.stats().prefix_hits > 0
+        # Prompts that are shorter than a page leave no state that others could begin with.
+        assert model.engine.stats().prefix_hits > 0 or model.config.recurrent
         expected = model.generate("Hello world", max_tokens=12, ignore_eos=True)
         assert len(expected.ids) == 12
     options = ("Hello world", "--raw", "-n", 12, "--ignore-eos")

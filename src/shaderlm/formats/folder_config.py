@@ -132,7 +132,10 @@ class FolderConfig:
         shared, ffn = self.get("attention.shared_kv_layers") or 0, self.get("feed_forward_length")
         if self._switch("use_double_wide_mlp") and isinstance(shared, int) and isinstance(ffn, int):
             self.set("feed_forward_length", [ffn if i < count - shared else 2 * ffn for i in range(count)])
-        if not self._switch("enable_moe_block"):
+        has_experts = self._switch("enable_moe_block")
+        if has_experts and self.get("expert_count") is None:
+            raise ModelError("config.json: enable_moe_block is true, and num_experts says no number")
+        if not has_experts:
             for key in ("count", "used_count", "feed_forward_length"):
                 self.metadata.pop(f"{self.row.architecture}.expert_{key}", None)
 

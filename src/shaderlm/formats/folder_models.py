@@ -1030,6 +1030,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "routed_scaling_factor": ("expert_weights_scale",),
         },
         defaults={
+            "num_key_value_heads": 8,
             "norm_eps": 1e-5,
             "conv_L_cache": 3,
             "num_dense_layers": 2,

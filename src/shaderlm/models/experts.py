@@ -75,7 +75,7 @@ def _by_keys(meta: Metadata, layers: int) -> list[bool] | None:
     if first is None and step is None:
         return None
     first = meta.whole(_DENSE_FIRST) if first else 0
-    step = meta.whole(_EVERY) if step else 1
+    step = 1 if step is None else meta.whole(_EVERY)
     return [i >= first and (i + 1) % step == 0 for i in range(layers)]
 
 

@@ -582,7 +582,7 @@ function jsonOf(value, options, before = "\n") {
   if (value instanceof Float) return floatText(value.value).replace("nan", "NaN").replace("inf", "Infinity");
   if (value === null || isBool(value)) return String(value);
   if (isInteger(value)) return shown(value);
-  if (Array.isArray(value)) return wrap("[", Array.from(value, nested), "]");
+  if (Array.isArray(value) || value instanceof Lazy) return wrap("[", list(value).map(nested), "]");
   if (!(value instanceof Map)) wrong("a value that JSON has is expected", value);
   const pairs = isTrue(isSorted) ? sorted([...value], ([key]) => [key]) : [...value];
   const row = ([key, each]) => text(isText(key) ? key : String(key)) + colon + nested(each);
