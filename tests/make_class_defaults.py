@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shaderlm.formats.folder_models import MODEL_TYPES
+from shaderlm.formats.hf.models import MODEL_TYPES
 
 from .test_class_defaults import DATA
 

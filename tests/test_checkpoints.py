@@ -17,8 +17,8 @@ import pytest
 import shaderlm
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
-from shaderlm.formats.folder_models import MODEL_TYPES
 from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.hf.models import MODEL_TYPES
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
 from shaderlm.models.checkpoint import architecture_of, read_config

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shaderlm.errors import ModelError
-from shaderlm.formats.folder_models import MODEL_TYPES
+from shaderlm.formats.hf.models import MODEL_TYPES
 
 from . import checkpoints
 from .sweeps import every_third_by_default

@@ -27,7 +27,7 @@ from shaderlm.compile.plan import Role
 from shaderlm.compile.plan_json import to_json
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
-from shaderlm.formats.folder_models import MODEL_TYPES
+from shaderlm.formats.hf.models import MODEL_TYPES
 from shaderlm.formats.short_names import SHORT_NAMES
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy

@@ -14,11 +14,12 @@ import pytest
 
 import shaderlm
 from shaderlm.errors import ModelError
-from shaderlm.formats.folder import Folder
-from shaderlm.formats.folder_config import FolderConfig
-from shaderlm.formats.folder_matrices import part_of, stored, transposed
-from shaderlm.formats.folder_models import MODEL_TYPES, TensorSplit
 from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.hf.config import FolderConfig
+from shaderlm.formats.hf.folder import Folder
+from shaderlm.formats.hf.matrices import part_of, stored, transposed
+from shaderlm.formats.hf.model_type import TensorSplit
+from shaderlm.formats.hf.models import MODEL_TYPES
 from shaderlm.formats.safetensors import Safetensors
 from shaderlm.graph.reference import Yarn
 from shaderlm.models.checkpoint import architecture_of, read_config

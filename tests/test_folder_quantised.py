@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import shaderlm
 from shaderlm.errors import ModelError
-from shaderlm.formats.folder_quantised import quantised_matrices
+from shaderlm.formats.hf.quantised import quantised_matrices
 from shaderlm.formats.safetensors import Safetensors
 
 from .folders import folder_of, replace_config

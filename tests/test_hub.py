@@ -23,7 +23,7 @@ import pytest
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats import local_models
 from shaderlm.formats.find import find
-from shaderlm.formats.folder import Folder
+from shaderlm.formats.hf.folder import Folder
 from shaderlm.formats.short_names import SHORT_NAMES
 
 from .command_line import COMMAND, shaderlm

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
 from shaderlm.errors import ModelError
-from shaderlm.formats.folder_tokenizer import tokenizer_metadata
+from shaderlm.formats.hf.tokenizer import tokenizer_metadata
 from shaderlm.formats.sentencepiece import pieces_metadata
 from shaderlm.text import Tokenizer, Vocabulary
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shaderlm.errors import ModelError
-from shaderlm.formats.folder import Folder
+from shaderlm.formats.hf.folder import Folder
 from shaderlm.models.checkpoint import architecture_of, read_config
 
 from . import checkpoints

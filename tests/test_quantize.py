@@ -19,8 +19,8 @@ import shaderlm
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats import gguf_write, quantize
 from shaderlm.formats.find import find
-from shaderlm.formats.folder import Folder
 from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.hf.folder import Folder
 from shaderlm.formats.local_models import complete, remove
 from shaderlm.formats.opening import open_checkpoint
 from shaderlm.formats.weight_formats import QUANTIZED
@@ -216,7 +216,7 @@ def test_a_copy_is_made_once_and_again_if_the_source_changes(folder: Path, tmp_p
     assert len(quantize.copies()) == 3
 
 
-@pytest.mark.parametrize("changed", ["folder_models.py", "folder_tokenizer.py", "quantize.py", "the version"])
+@pytest.mark.parametrize("changed", ["hf/models.py", "hf/tokenizer.py", "quantize.py", "the version"])
 def test_a_copy_is_made_again_if_the_rules_change(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

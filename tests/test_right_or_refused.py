@@ -19,8 +19,8 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES, GGUFTy
 from shaderlm.compile.steps import rope_tables
 from shaderlm.errors import ModelError
 from shaderlm.formats.checkpoint import Checkpoint
-from shaderlm.formats.folder import Folder
-from shaderlm.formats.folder_models import MODEL_TYPES
+from shaderlm.formats.hf.folder import Folder
+from shaderlm.formats.hf.models import MODEL_TYPES
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.models.config import EMBEDDING, OUTPUT, Metadata, StepSpec
 from shaderlm.models.metadata_keys import HARMLESS
@@ -471,7 +471,7 @@ def test_files_that_are_no_models_are_refused(kind: str, computed: Computed) -> 
 FOLDERS = [name for name in checkpoints.names() if checkpoints.recorded(name)["config"]["model_type"] in MODEL_TYPES]
 
 # Keys of config.json that may change without an effect, and why. Those that change no model's logits are in
-# `folder_models`.
+# `hf/models`.
 FREE_IN_FOLDERS: Mapping[str, str] = {
     "max_position_embeddings": "a sequence is not longer; it does not change the tokens that it has",
     "intermediate_size": "of layers without experts, and there are none",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shaderlm.errors import ModelError
-from shaderlm.formats.folder_tokenizer import tokenizer_metadata
+from shaderlm.formats.hf.tokenizer import tokenizer_metadata
 from shaderlm.formats.sentencepiece import pieces_metadata
 from shaderlm.text import Tokenizer, Vocabulary
 

@@ -91,8 +91,8 @@ def info(
     without one, for a large GPU.
     """
     from ..formats.find import find, shown_name
+    from ..formats.hf.refused import RefusedFolder
     from ..formats.opening import open_checkpoint
-    from ..formats.refused_folder import RefusedFolder
 
     if draft_model is not None and context is None:
         raise InputError("--draft-model is for --context N, which says what memory the models take")

@@ -44,7 +44,7 @@ def shown_name(model: str | os.PathLike[str] | None, path: Path) -> str:
 
     `path` is what `find` made of it. A folder has no ending, though there may be a dot in its name.
     """
-    from .folder import name_of
+    from .hf.folder import name_of
 
     if is_remote(model):
         return EMBEDDED if model is None else os.fspath(model)

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError, ShaderlmError
 from .default_model import Progress
-from .folder import FILES
 from .gguf import all_parts, first_parts
+from .hf.folder import FILES
 from .hub_transfer import Remote, ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ..errors import ModelError
 from . import default_model, hub, quantize
-from .folder import FILES
 from .gguf import PART_NAME, all_parts, first_parts
+from .hf.folder import FILES
 from .hub_transfer import folders, unfinished
 from .safetensors import INDEX
 from .short_names import SHORT_NAMES

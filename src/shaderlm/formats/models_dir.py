@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import ModelError
-from .folder import name_of
 from .gguf import PART_NAME, first_parts
+from .hf.folder import name_of
 
 _BESIDE = "mmproj"  # files for images, which lie beside models
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..errors import InputError, ModelError
 from .checkpoint import Checkpoint
-from .folder import Folder
 from .gguf import GgufFile
+from .hf.folder import Folder
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -198,8 +198,8 @@ def _name(source: Checkpoint) -> str:
 def _rules(modules: Path) -> str:
     """A digest of what decides about a copy: the version of the package, and its modules that read and write."""
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted(modules.glob("*.py")):
-        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    for path in sorted(modules.rglob("*.py")):
+        digest.update(f"\0{path.relative_to(modules).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -1,6 +1,6 @@
 """config.json → the metadata that a GGUF file of the same model has. Knows keys, not tensors of files.
 
-What has another name is in the tables of `folder_models`; here is what needs computing: rope, windows, scales.
+What has another name is in the tables of `models`; here is what needs computing: rope, windows, scales.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-from .folder_models import MODEL_TYPES, ModelType, one_of
+from ...errors import ModelError
+from .model_type import ModelType, one_of
+from .models import MODEL_TYPES
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NEVER = 1e30  # what GGUF divides the frequencies of values by that are not rotated

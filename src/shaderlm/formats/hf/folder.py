@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-from .checkpoint import Checkpoint
-from .folder_config import FolderConfig
-from .folder_matrices import Matrix, by_kind, in_order, negative_exp, part_of, stored, transposed
-from .folder_models import ModelType, TensorSplit
-from .folder_quantised import quantised_matrices
-from .folder_tokenizer import FILES as TOKENIZER_FILES
-from .folder_tokenizer import MODEL_CONFIG, read_config, sampling_metadata, tokenizer_metadata
-from .gguf_header import TensorInfo
-from .row_order import paired_rows
-from .safetensors import INDEX, Safetensors
-from .unpack import unpack
-from .weight_formats import WEIGHT_FORMATS
+from ...errors import ModelError
+from ..checkpoint import Checkpoint
+from ..gguf_header import TensorInfo
+from ..row_order import paired_rows
+from ..safetensors import INDEX, Safetensors
+from ..unpack import unpack
+from ..weight_formats import WEIGHT_FORMATS
+from .config import FolderConfig
+from .matrices import Matrix, by_kind, in_order, negative_exp, part_of, stored, transposed
+from .model_type import ModelType, TensorSplit
+from .quantised import quantised_matrices
+from .tokenizer import FILES as TOKENIZER_FILES
+from .tokenizer import MODEL_CONFIG, read_config, sampling_metadata, tokenizer_metadata
 
 # What is read of a folder beside its weights, where it has them.
 FILES = (MODEL_CONFIG, *TOKENIZER_FILES, INDEX)

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-from .blocks import BLOCK
-from .folder_matrices import U8, Matrix, Rows, numbers_of, stored
-from .safetensors import Safetensors
-from .unpack import unpack
+from ...errors import ModelError
+from ..blocks import BLOCK
+from ..safetensors import Safetensors
+from ..unpack import unpack
+from .matrices import U8, Matrix, Rows, numbers_of, stored
 
 # Where AWQ has column c of eight in a word: at bits 4 · _AWQ_PLACES[c].
 _ROWS = 16

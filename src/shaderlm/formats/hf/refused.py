@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import Checkpoint
+from ..checkpoint import Checkpoint
+from ..safetensors import Safetensors
 from .folder import name_of
-from .folder_models import KEYS
-from .folder_tokenizer import read_config
-from .safetensors import Safetensors
+from .model_type import KEYS
+from .tokenizer import read_config
 
 
 class RefusedFolder(Checkpoint):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-from .safetensors import Safetensors
-from .unpack import unpack
+from ...errors import ModelError
+from ..safetensors import Safetensors
+from ..unpack import unpack
 
 U8 = NDArray[np.uint8]
 Rows = slice | NDArray[np.int64]  # a slice has a first row and an end

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ModelError
-from .json_files import read_json
-from .mapped import map_file, unmap
-from .sampling_keys import SAMPLING_KEYS
-from .sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, pieces_metadata
+from ...errors import ModelError
+from ..json_files import read_json
+from ..mapped import map_file, unmap
+from ..sampling_keys import SAMPLING_KEYS
+from ..sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, pieces_metadata
 
 JSON, MODEL, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 MODEL_CONFIG = "config.json"
