@@ -16,6 +16,7 @@ import pytest
 from shaderlm.bench.synthetic import config_of
 from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import NONE, Plan, concat
+from shaderlm.compile.plan_json import contents
 from shaderlm.compile.plan_text import describe
 from shaderlm.compile.steps import Head, step_plan
 from shaderlm.compile.tuning import Tuning
@@ -107,7 +108,7 @@ def digests(name: str) -> dict[str, str]:
     for caps, tokens in itertools.product((LARGE_GPU, UNITS, WEBGPU_DEFAULT), (1, 16, 128)):
         plan = plan_of(made, config, caps, tokens)
         steps = [(step.source, [slot.buffer for slot in step.slots], step.grid) for step in plan.program.steps]
-        text = repr((steps, [(buffer, spec.nbytes, spec.source) for buffer, spec in plan.buffers.items()]))
+        text = repr((steps, [(buffer, spec.nbytes, contents(spec)) for buffer, spec in plan.buffers.items()]))
         found[f"{tokens} tokens on {caps.name}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return found
 
@@ -181,9 +182,9 @@ def test_a_plan_lists_every_buffer_with_its_role(name: str) -> None:
         row = config.kv_heads * config.head_width * {"f16": 2, "f32": 4}[cache_format(caps)]
         assert {spec.nbytes for spec in plan.of_role("state").values()} == {row}, "one row, however long the pool is"
         (table,) = plan.of_role("table").values()
-        assert (table.nbytes, table.source["formula"]) == (4 * config.rope.rotary, "rope")
+        assert (table.nbytes, table.table["formula"]) == (4 * config.rope.rotary, "rope")
         for spec in plan.of_role("params").values():
-            assert spec.nbytes == 4 * len(spec.source["words"])
+            assert spec.nbytes == 4 * len(spec.words)
 
 
 @pytest.mark.parametrize("caps", [LARGE_GPU, SOFTWARE, WEBGPU_DEFAULT], ids=lambda caps: caps.name)
@@ -240,13 +241,13 @@ def test_joined_plans_share_parameters_and_keep_what_each_needs() -> None:
     body, tail = (plan_of(made, config, LARGE_GPU, tokens) for tokens in (1, 8))
     both = concat("both", (body, tail))
     assert len(both.launches) == len(body.launches) + len(tail.launches)
-    words = [tuple(spec.source["words"]) for spec in both.of_role("params").values()]
+    words = [spec.words for spec in both.of_role("params").values()]
     assert len(words) == len(set(words)), "equal parameters are one buffer"
     for before, after in zip((*body.launches, *tail.launches), both.launches, strict=True):
         of = body if before in body.launches else tail
         for old, new in zip(before.step.slots, after.step.slots, strict=True):
             if of.buffers[old.buffer].role == "params":
-                assert of.buffers[old.buffer].source == both.buffers[new.buffer].source
+                assert contents(of.buffers[old.buffer]) == contents(both.buffers[new.buffer])
             else:
                 assert old == new
                 assert both.buffers[new.buffer].nbytes >= of.buffers[old.buffer].nbytes

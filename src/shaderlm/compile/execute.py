@@ -46,7 +46,7 @@ def lower(
     """
     plan = op_plan(route, dims, caps, launch_list)
     contents: dict[str, Array | int] = {
-        name: np.array(spec.source["words"], np.uint32) if spec.role == "params" else spec.nbytes
+        name: np.array(spec.words, np.uint32) if spec.role == "params" else spec.nbytes
         for name, spec in plan.buffers.items()
     }
     for name, array in operands.items():

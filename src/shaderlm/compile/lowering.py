@@ -9,13 +9,13 @@ from ..errors import ModelError, RouteError
 from ..gpu import DeviceCaps, Slot, Step
 from ..graph.cost import CACHES
 from ..graph.fuse import RejectedFusion
-from ..graph.graph import Graph, Node, Tensor, TensorSlice
+from ..graph.graph import Graph, Node, Tensor
 from ..kernels import Dispatch, LaunchList, Option, Route, Shader, choose, first_of, fold, shader_of
 from ..kernels.linear.few_columns import applies as few_columns
 from ..kernels.route import WeightPart, buffers_of
 from ..kernels.wgsl import bound_once
 from .placement import Arena, arena_of
-from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role
+from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role, WeightSource
 from .tuning import Tuning
 
 _MAX_ROUTES = 512
@@ -148,7 +148,7 @@ class _Work:
         packed = shader.pack_params(dispatch.params)
         name = self._params.setdefault(packed.tobytes(), f"params.{len(self._params)}")
         words = tuple(int(word) for word in packed.view("<u4"))
-        self.buffers[name] = BufferSpec("params", packed.nbytes, {"words": words})
+        self.buffers[name] = BufferSpec("params", packed.nbytes, words=words)
         return name
 
     def _tensor(self, node: Node, key: str) -> Tensor | None:
@@ -168,9 +168,11 @@ class _Work:
             # Packed weights come as `weight.0`, `scales.0`, `weight.1`, …
             name = tensor.name if "." not in key else f"{tensor.name}/{key}"
             spec = BufferSpec("weight", nbytes, _source(tensor, routed.weight_parts, key))
-        elif tensor.role in ("state", "recurrent", "table"):
-            source = self.tables.get(tensor.name, {}) if tensor.role == "table" else {"format": tensor.format}
-            name, spec = tensor.name, BufferSpec(tensor.role, tensor.nbytes, source)
+        elif tensor.role == "table":
+            table = self.tables.get(tensor.name, {})
+            name, spec = tensor.name, BufferSpec(tensor.role, tensor.nbytes, table=table)
+        elif tensor.role in ("state", "recurrent"):
+            name, spec = tensor.name, BufferSpec(tensor.role, tensor.nbytes, format=tensor.format)
         elif tensor.role == "input" or tensor.name in self.graph.outputs:
             role: Role = "output" if tensor.name in self.graph.outputs else "input"
             name, spec = key if "." in key else tensor.name, BufferSpec(role, nbytes)
@@ -245,25 +247,11 @@ def _operand(node: Node, key: str) -> str:
     return base if base in node.inputs or base in node.outputs else ""
 
 
-def _listed(part: TensorSlice) -> list[Any]:
-    """Without what is 0 at the end."""
-    fields = list(part)
-    while len(fields) > 2 and not fields[-1]:
-        fields.pop()
-    return fields
-
-
-def _source(tensor: Tensor, parts: Mapping[str, WeightPart], key: str) -> dict[str, Any]:
+def _source(tensor: Tensor, parts: Mapping[str, WeightPart], key: str) -> WeightSource:
     """Where a weight's bytes come from, in the layout that the route wants."""
-    source: dict[str, Any] = {
-        # Name and rows; the first of them where it is not 0; head width and rotary where rows are in another order;
-        # group and stride where they do not follow each other.
-        "tensors": [_listed(part) for part in tensor.parts],
-        "interleaved": tensor.interleaved,
-    }
     if key not in parts:
-        return {**source, "part": "vector"}
-    part = parts[key]
-    source |= {"format": tensor.format, "columns": tensor.shape[-1] if len(tensor.shape) > 1 else 1}
+        return WeightSource(tensor.parts, tensor.interleaved)
+    part, columns = parts[key], tensor.shape[-1] if len(tensor.shape) > 1 else 1
     layout = {key: list(value) if isinstance(value, tuple) else value for key, value in part.layout.items()}
-    return {**source, "rows": [part.first, part.end], "part": part.part, "layout": layout}
+    rows = (part.first, part.end)
+    return WeightSource(tensor.parts, tensor.interleaved, tensor.format, columns, rows, part.part, layout)

@@ -14,6 +14,7 @@ from ..errors import DeviceError
 from ..gpu import DeviceCaps, Program, Step
 from ..graph import OPS
 from ..graph.fuse import RejectedFusion
+from ..graph.graph import TensorSlice
 
 # weight: from the checkpoint. table: computed by a formula. state: the cache, kept from step to step; recurrent: so are
 # the states of recurrent layers. input and output: written and read by the runner. scratch: between dispatches. params:
@@ -24,17 +25,36 @@ NONE = "none"  # stands for an operand that is not there (no bias)
 
 
 @dataclass(frozen=True)
-class BufferSpec:
-    """A buffer of a plan. `source` says what it holds; its keys depend on the role.
+class WeightSource:
+    """Where the bytes of a weight come from: rows of tensors of the checkpoint, stacked or row by row in turns.
 
-    weight: tensors (name, rows), interleaved, columns, format, rows (first, end), part and layout. table: formula and
-    its parameters. params: words. A state or a table has as many rows as the runner likes: `nbytes` is one row. What is
-    recurrent has a row for each sequence.
+    A vector is f32, and whole where `rows` is None. Of a matrix, a buffer has the words or the scales of some rows, in
+    the layout that its kernels read.
+    """
+
+    tensors: tuple[TensorSlice, ...]
+    interleaved: bool = False
+    format: str = ""  # of the tensors; "" of a vector that is whole
+    columns: int = 1
+    rows: tuple[int, int] | None = None  # first, end
+    part: str = "vector"  # "words" or "scales", of a matrix
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A buffer of a plan, and what it holds, by its role.
+
+    A state or a table has as many rows as the runner likes: `nbytes` is one row. What is recurrent has a row for each
+    sequence.
     """
 
     role: Role
     nbytes: int
-    source: Mapping[str, Any] = field(default_factory=dict)
+    weight: WeightSource | None = None
+    words: tuple[int, ...] = ()  # of parameters
+    table: Mapping[str, Any] = field(default_factory=dict)  # its formula, and the parameters of that
+    format: str = ""  # of a state
 
 
 @dataclass(frozen=True)
@@ -122,7 +142,7 @@ def concat(name: str, plans: Iterable[Plan]) -> Plan:
         renamed: dict[str, str] = {}
         for key, spec in plan.buffers.items():
             if spec.role == "params":
-                renamed[key] = words.setdefault(tuple(spec.source["words"]), f"params.{len(words)}")
+                renamed[key] = words.setdefault(spec.words, f"params.{len(words)}")
             target = renamed.get(key, key)
             before = buffers.get(target)
             made_here = before is not None and before.role == "output" and spec.role == "input"

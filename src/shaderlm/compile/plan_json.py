@@ -8,7 +8,8 @@ from typing import Any
 from ..errors import InputError
 from ..gpu import Slot, Step
 from ..graph.fuse import RejectedFusion
-from .plan import BufferSpec, Launch, Needs, Plan
+from ..graph.graph import TensorSlice
+from .plan import BufferSpec, Launch, Needs, Plan, WeightSource
 
 FORMAT = 1
 
@@ -33,7 +34,7 @@ def to_json(plan: Plan) -> str:
         "features": list(plan.needs.features),
         "limits": dict(plan.needs.limits),
         "buffers": {
-            name: {"role": spec.role, "bytes": spec.nbytes, **spec.source} for name, spec in plan.buffers.items()
+            name: {"role": spec.role, "bytes": spec.nbytes, **contents(spec)} for name, spec in plan.buffers.items()
         },
         "outputs": list(plan.outputs),
         "steps": steps,
@@ -76,11 +77,47 @@ def from_json(text: str) -> Plan:
         raise InputError(f"this is not the JSON of a plan: {type(problem).__name__} {problem}") from problem
 
 
+def contents(spec: BufferSpec) -> dict[str, Any]:
+    """What a buffer holds, as JSON has it."""
+    weight = spec.weight
+    if weight is None:
+        words = {"words": spec.words} if spec.words else {}
+        return {**spec.table, **({"format": spec.format} if spec.format else {}), **words}
+    about: dict[str, Any] = {"tensors": list(map(_fields, weight.tensors)), "interleaved": weight.interleaved}
+    if weight.rows is None:
+        return {**about, "part": weight.part}
+    about |= {"format": weight.format, "columns": weight.columns, "rows": list(weight.rows), "part": weight.part}
+    return {**about, "layout": dict(weight.layout)}
+
+
+def _fields(part: TensorSlice) -> list[Any]:
+    """Name and rows; the first of them where it is not 0; head width and rotary where rows are in another order; group
+    and stride where they do not follow each other.
+    """
+    fields = list(part)
+    while len(fields) > 2 and not fields[-1]:
+        fields.pop()
+    return fields
+
+
 def _buffer(about: dict[str, Any]) -> BufferSpec:
-    source = {key: value for key, value in about.items() if key not in ("role", "bytes")}
-    if "words" in source:  # hashed where equal parameters are shared
-        source["words"] = tuple(source["words"])
-    return BufferSpec(about["role"], about["bytes"], source)
+    role, nbytes = about["role"], about["bytes"]
+    if role == "weight":
+        rows = tuple(about["rows"]) if "rows" in about else None
+        if rows is not None and len(rows) != 2:
+            raise InputError(f"rows are the first and the end, got {about['rows']}")
+        weight = WeightSource(
+            tuple(TensorSlice(*fields) for fields in about["tensors"]),
+            about["interleaved"],
+            about.get("format", ""),
+            about.get("columns", 1),
+            rows,
+            about["part"],
+            about.get("layout", {}),
+        )
+        return BufferSpec(role, nbytes, weight)
+    table = {key: value for key, value in about.items() if key not in ("role", "bytes")} if role == "table" else {}
+    return BufferSpec(role, nbytes, None, tuple(about.get("words", ())), table, about.get("format", ""))
 
 
 def _launch(step: dict[str, Any], shaders: list[dict[str, Any]]) -> Launch:

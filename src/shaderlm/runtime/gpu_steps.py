@@ -265,9 +265,9 @@ class GpuSteps(Runner):
         if spec.role == "weight":
             return self._weights[name]
         if spec.role == "params":
-            name = f"params {spec.source['words']}"
+            name = f"params {spec.words}"
             if name not in self._buffers:
-                self._buffers[name] = self.device.buffer(np.array(spec.source["words"], np.uint32))
+                self._buffers[name] = self.device.buffer(np.array(spec.words, np.uint32))
             return self._buffers[name]
         known = self._buffers.get(name)
         if spec.role in ("scratch", "output") and (known is None or known.size < spec.nbytes):

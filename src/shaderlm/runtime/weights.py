@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..compile.plan import BufferSpec
+from ..compile.plan import BufferSpec, WeightSource
 from ..formats.row_order import paired_rows
 from ..gpu import Array, Device
 from ..graph.graph import Tensor, TensorSlice
@@ -60,61 +60,68 @@ def jobs(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Job]:
     """What makes the contents of weight buffers, piece by piece. Each job can be done by any thread, in any order."""
     packed: Packed = _packed_once() if source.repeats else _packed
     for name, spec in buffers.items():
-        part = spec.source["part"]
-        if part == "vector":
-            yield partial(_vector_piece, name, spec.source, source)
-        elif part == "words":
+        weight = spec.weight
+        assert weight is not None
+        if weight.part == "vector":
+            yield partial(_vector_piece, name, weight, source)
+        elif weight.part == "words":
             scales = name.replace("/weight.", "/scales.")
-            yield from _matrix(name, spec, scales, buffers.get(scales), source, packed)
+            yield from _matrix(name, weight, spec.nbytes, scales, buffers.get(scales), source, packed)
 
 
-def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[UploadChunk]:
-    whole = _vector(about, source)
-    first, end = about.get("rows", (0, len(whole)))
+def _vector_piece(name: str, weight: WeightSource, source: Source) -> list[UploadChunk]:
+    whole = _vector(weight, source)
+    first, end = weight.rows or (0, len(whole))
     return [UploadChunk(name, 0, whole[first:end])]
 
 
-def _vector(about: Mapping[str, Any], source: Source) -> Array:
+def _vector(weight: WeightSource, source: Source) -> Array:
     # Biases of experts are a matrix in the file.
-    parts = [_ordered(part, source.vector(part.name).reshape(-1)[part.first :][: part.rows]) for part in _parts(about)]
-    vector = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
+    parts = [_ordered(part, source.vector(part.name).reshape(-1)[part.first :][: part.rows]) for part in weight.tensors]
+    vector = np.stack(parts, axis=1) if weight.interleaved else np.concatenate(parts)
     return np.ascontiguousarray(vector.reshape(-1), np.float32)
 
 
-Packed = Callable[[Mapping[str, Any], int, int, Source, int], tuple[Array, Array]]
+Packed = Callable[[WeightSource, int, int, Source, int], tuple[Array, Array]]
 
 
-def _packed(about: Mapping[str, Any], first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
+def _packed(weight: WeightSource, first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
     """The words and scales of some rows. `row_bytes`: of a row's words."""
-    return repack(about["layout"], rows_of(about, first, end, source))
+    return repack(weight.layout, rows_of(weight, first, end, source))
 
 
 def _packed_once() -> Packed:
     """The same for a source that repeats: rows of the same kind are packed once."""
     packed_rows: dict[tuple[Any, ...], tuple[Array, Array]] = {}
 
-    def packed(about: Mapping[str, Any], first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
-        key = (str(about["layout"]), row_bytes, end - first)
+    def packed(weight: WeightSource, first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
+        key = (str(weight.layout), row_bytes, end - first)
         if key not in packed_rows:
-            packed_rows[key] = _packed(about, first, end, source, row_bytes)
+            packed_rows[key] = _packed(weight, first, end, source, row_bytes)
         return packed_rows[key]
 
     return packed
 
 
 def _matrix(
-    name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None, source: Source, pack: Packed
+    name: str,
+    weight: WeightSource,
+    nbytes: int,
+    scales: str,
+    beside: BufferSpec | None,
+    source: Source,
+    pack: Packed,
 ) -> Iterator[Job]:
     """The words of some rows, and the scales that lie beside them."""
-    about = spec.source
-    start, stop = about["rows"]
-    row_bytes = spec.nbytes // (stop - start)
+    assert weight.rows is not None
+    start, stop = weight.rows
+    row_bytes = nbytes // (stop - start)
     scale_bytes = beside.nbytes // (stop - start) if beside else 0
     # Pairs of rows stay together, and a piece starts at a multiple of four bytes even if a row has an odd number.
     step = max(4, PIECE_BYTES // (row_bytes + scale_bytes) // 4 * 4)
 
     def packed(first: int, end: int) -> list[UploadChunk]:
-        words, beside_words = pack(about, first, end, source, row_bytes)
+        words, beside_words = pack(weight, first, end, source, row_bytes)
         chunks = [UploadChunk(name, (first - start) * row_bytes, words)]
         if beside is not None:
             chunks.append(UploadChunk(scales, (first - start) * scale_bytes, beside_words))
@@ -122,10 +129,6 @@ def _matrix(
 
     for first in range(start, stop, step):
         yield partial(packed, first, min(first + step, stop))
-
-
-def _parts(about: Mapping[str, Any]) -> list[TensorSlice]:
-    return [TensorSlice(*fields) for fields in about["tensors"]]
 
 
 def _ordered(part: TensorSlice, heads: Array) -> Array:
@@ -153,12 +156,12 @@ def _grouped(part: TensorSlice, first: int, end: int) -> Iterator[tuple[int, int
         first = stop
 
 
-def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> Array:
+def rows_of(weight: WeightSource, first: int, end: int, source: Source) -> Array:
     """Rows of a weight that may be stacked of several tensors, or have their rows in turns."""
-    parts, kind = _parts(about), about["format"]
+    parts, kind = weight.tensors, weight.format
     if len(parts) == 1:
         return _part_rows(parts[0], kind, first, end, source)
-    if about["interleaved"]:
+    if weight.interleaved:
         count = len(parts)
         each = [_part_rows(part, kind, first // count, end // count, source) for part in parts]
         return np.stack(each, axis=1).reshape(end - first, -1)
@@ -219,11 +222,11 @@ def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None =
 
     def fill(piece: tuple[Tensor, int, int]) -> int:
         tensor, first, end = piece
-        about = {"tensors": tensor.parts, "interleaved": tensor.interleaved, "format": "f32"}
+        weight = WeightSource(tensor.parts, tensor.interleaved, "f32")
         if len(tensor.shape) == 1:
-            arrays[tensor.name][:] = _vector(about, source)
+            arrays[tensor.name][:] = _vector(weight, source)
         else:
-            arrays[tensor.name][first:end] = rows_of(about, first, end, source)
+            arrays[tensor.name][first:end] = rows_of(weight, first, end, source)
         return arrays[tensor.name][first:end].nbytes
 
     # Pieces that stay in a core's cache, on all cores: NumPy lets go of Python's lock while it computes.

@@ -165,7 +165,7 @@ class _Buffers:
         """The number of a buffer in the list."""
         if spec.role != "params":
             return self._numbers[name]
-        words = spec.source["words"]
+        words = spec.words
         if words not in self._numbers:
             self._numbers[words] = len(self.listed)
             self.listed.append([f"params.{len(self.listed)}", "params", list(words)])

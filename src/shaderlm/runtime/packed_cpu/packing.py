@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...compile.plan import WeightSource
 from ...formats.block_numbers import block_numbers
 from ..weights import Source, dense, rows_of
 from .lowering import Product
@@ -33,11 +34,11 @@ def pack(product: Product, source: Source, on_bytes: Callable[[int], None]) -> d
     }
     if kind.offsets:
         arrays["offsets"] = np.empty((n, k // kind.group), factor)
-    about: dict[str, Any] = {"tensors": weight.parts, "interleaved": weight.interleaved, "format": weight.format}
+    rows = WeightSource(weight.parts, weight.interleaved, weight.format)
     step = max(2, _PIECE // k // 2 * 2)
     for first in range(0, n, step):
         end = min(first + step, n)
-        piece = block_numbers(rows_of(about, first, end, source), weight.format)
+        piece = block_numbers(rows_of(rows, first, end, source), weight.format)
         for name, array in arrays.items():
             array[first:end] = getattr(piece, name)
         on_bytes(sum(array[first:end].nbytes for array in arrays.values()))
