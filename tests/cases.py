@@ -291,6 +291,11 @@ CASES: list[Case] = [
         "tokens Hk Hv Dk Dv grouped single",
         [(1, 2, 4, 16, 16, False, True), (7, 1, 2, 32, 36, True, True), (40, 2, 6, 24, 40, True), (70, 2, 2, 128, 64)],
     ),
+    *_cases(
+        "mamba2_scan",
+        "tokens H P N G single dt_min dt_max",
+        [(1, 4, 16, 16, 2, True), (7, 3, 20, 8, 1, True), (40, 6, 36, 24, 3), (70, 2, 64, 128, 1), (3, 2, 8, 256, 2, False, 0.3, 0.8)],
+    ),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case
@@ -349,6 +354,8 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "norm"
     if output == "ids":
         return "exact"
+    if case.op == "mamba2_scan":
+        return "scan"
     if case.op.startswith("linear"):
         if case.dims.get("cache") == "f16" and output != "out":
             return "attention f16"

@@ -14,6 +14,7 @@ TOLERANCES: dict[str, tuple[float, float]] = {
     "linear deep": (1e-3, 1e-2),  # f32 sums of 8192 products and more
     "linear f16, formats": (5e-4, 1e-3),  # both operands rounded to f16, f32 sums; of up to 7 million results
     "experts f16, after a norm": (2e-3, 1e-3),  # inputs and results of the order of 1; gates multiply their errors
+    "scan": (1e-4, 1e-4),  # f32 sums over the rows of a sequence, then over those of a state
     "attention": (1e-4, 1e-3),
     "attention f16": (2e-3, 1e-2),  # the cache holds f16; the reference does too, but sums differ
     "attention f16, one key": (8e-3, 1e-2),  # a few keys have all the weight: an error of a score is one of the result

@@ -323,6 +323,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "slice": _slice,
     "short_conv": recurrent_operands.short_conv,
     "gated_delta_rule": recurrent_operands.gated_delta_rule,
+    "mamba2_scan": recurrent_operands.mamba2_scan,
     "take_rows": _take_rows,
     "add": _pointwise(reference.add),
     "mul": _pointwise(reference.mul),

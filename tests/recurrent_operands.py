@@ -75,3 +75,26 @@ def gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
             after[row, head], out[t, head] = S, q @ S
     operands: Made = {"x": x, "alpha": alpha, "beta": beta, "decay": np.stack([rate, shift]).astype(np.float32)}
     return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}
+
+
+def mamba2_scan(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    """Worked out with matrices of each head, in f64."""
+    batch, page_table, states = sequences(rng, d["tokens"], single=d["single"])
+    tokens, H, P, N, G = (d[name] for name in ("tokens", "H", "P", "N", "G"))
+    x, bias = _normal(rng, tokens, H * P + 2 * G * N), _normal(rng, H * P + 2 * G * N)
+    deltas, rate, shift, skip = _normal(rng, tokens, H), -np.exp(_normal(rng, H)), _normal(rng, H), _normal(rng, H)
+    state = _normal(rng, states, H, N, P)
+    after, out = state.astype(np.float64), np.zeros((tokens, H, P))
+    rows = x.astype(np.float64) + bias
+    rows = rows / (1 + np.exp(-rows))
+    for t, (_, position, _, pages) in enumerate(batch[1 : 1 + batch[0, 0]].astype(np.int64)):
+        row = page_table[(pages & 0x7FFF_FFFF) - 1]
+        for head in range(H):
+            group = H * P + head // (H // G) * N
+            v, B, C = rows[t, head * P :][:P], rows[t, group:][:N], rows[t, group + G * N :][:N]
+            dt = np.clip(np.log1p(np.exp(deltas[t, head] + shift[head])), d["dt_min"], d["dt_max"] or np.inf)
+            S = after[row, head] * np.exp(rate[head] * dt) * (position > 0) + np.outer(B, dt * v)
+            after[row, head], out[t, head] = S, C @ S + skip[head] * v
+    operands: Made = {"x": x, "bias": bias, "deltas": deltas}
+    operands["factors"] = np.stack([rate, shift, skip]).astype(np.float32)
+    return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}

@@ -117,6 +117,11 @@ def key_heads_are_shared(d: Dims) -> str | None:
     return f"the value heads must be a multiple of the key heads, got Hv={d['Hv']}, Hk={d['Hk']}"
 
 
+def heads_are_in_groups(d: Dims) -> str | None:
+    """Every group has equally many heads."""
+    return None if d["H"] % d["G"] == 0 else f"the heads must be a multiple of the groups, got H={d['H']}, G={d['G']}"
+
+
 def experts_are_there(d: Dims) -> str | None:
     """A row chooses different experts."""
     return f"used must be at most experts={d['experts']}, got {d['used']}" if d["used"] > d["experts"] else None

@@ -100,6 +100,17 @@ def gated_delta_rule(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.gated_delta_rule(rows, decay, learned, x["batch"], x["page_table"], x["state"], sizes)}
 
 
+def mamba2_scan(d: Dims, x: Operands) -> dict[str, Array]:
+    """Row by row, with the state of each sequence."""
+    sizes = reference.ScanSizes(*(d[name] for name in "HPNG"))
+    rate, shift, skip = x["factors"].reshape(3, d["H"])
+    dt = reference.softplus(reference.add(x["deltas"].reshape(d["tokens"], d["H"]), shift))
+    dt = np.clip(dt, d["dt_min"], d["dt_max"] or None)
+    decay = np.exp(reference.mul(rate, dt))
+    rows = reference.silu_mul(reference.add(x["x"].reshape(d["tokens"], -1), x["bias"]), 1.0)
+    return {"out": reference.mamba2_scan(rows, dt, decay, skip, x["batch"], x["page_table"], x["state"], sizes)}
+
+
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
     """Some columns of every row."""
     end = d["first"] + d["step"] * d["count"]

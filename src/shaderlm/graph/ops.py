@@ -94,7 +94,7 @@ def _check(op: str, key: str, value: Any) -> None:
     elif key in ("eps", "scale", "factor"):
         if value is not None and not isinstance(value, (int, float)):
             raise InputError(f"{op}: {key} must be a number, got {value!r}")
-    elif key in ("softcap", "cap"):
+    elif key in ("softcap", "cap", "dt_min", "dt_max"):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or (key == "cap" and not value):
             raise InputError(f"{op}: {key} must be a number above 0{' or 0' * (key != 'cap')}, got {value!r}")
     else:

@@ -231,6 +231,25 @@ _TABLE = (
         (conditions.key_heads_are_shared,),
         outputs=("out", "state"),
     ),
+    # x is v of H heads, then B and C of G groups, before a bias and silu; neighbouring heads are of one group. factors
+    # has the rates of all heads, their shifts, and their skips.
+    Op(
+        "mamba2_scan",
+        "S ← exp(rate · dt) S + dt · B vᵀ, out = Sᵀ C + skip · v, dt = log(1 + exp(delta + shift)) from dt_min to "
+        "dt_max, v, B, C = silu(x + bias), row by row of a sequence",
+        ("x", "bias", "deltas", "factors", "batch", "page_table", "state"),
+        {
+            **dict.fromkeys(("tokens", "H", "P", "N", "G"), REQUIRED),
+            "dt_min": 0.0,
+            "dt_max": 0.0,  # 0: no limit
+            "single": False,  # each row is of another sequence
+        },
+        formulas.mamba2_scan,
+        cost.per_value(5, "tokens", "H", "P", "N"),
+        {"state": cost.states},
+        (conditions.heads_are_in_groups,),
+        outputs=("out", "state"),
+    ),
     Op(
         "rope",
         "(u·cos − v·sin, u·sin + v·cos) for each pair of a head, cos and sin of the position of its row",

@@ -188,6 +188,40 @@ def gated_delta_rule(x: Any, decay: Any, beta: Any, batch: Any, page_table: Any,
     return out
 
 
+class ScanSizes(NamedTuple):
+    """Heads of mamba2_scan and their width, rows of a state, and groups of neighbouring heads with the same B and C."""
+
+    H: int
+    P: int
+    N: int
+    G: int
+
+
+def mamba2_scan(
+    x: Any, dt: Any, decay: Any, skip: Any, batch: Any, page_table: Any, state: Any, sizes: ScanSizes
+) -> F64:
+    """[tokens, channels] (v, B, C), [tokens, H] ×2, [H], states [rows, H, N, P] → [tokens, H, P].
+
+    Row by row: S ← decay · S + dt · B vᵀ; out = Sᵀ C + skip · v. The states are changed; a sequence begins with zeros.
+    Padding rows are 0.
+    """
+    H, P, N, G = sizes
+    x, dt, decay = _floats(x), _floats(dt), _floats(decay)
+    v = x[:, : H * P].reshape(len(x), H, P)
+    B, C = (part.reshape(len(x), G, N).repeat(H // G, axis=1) for part in np.split(x[:, H * P :], 2, 1))
+    out = np.zeros(v.shape, _dtype.get())
+    for first, count in stretches(batch):
+        record = batch[1 + first]
+        row = state_row(record, page_table)
+        S = _floats(state[row]).copy() if record[1] else np.zeros(state[row].shape, _dtype.get())
+        for t in range(first, first + count):
+            S *= decay[t][:, None, None]
+            S += B[t][:, :, None] * (dt[t][:, None] * v[t])[:, None]
+            out[t] = (C[t][:, None] @ S)[:, 0] + _floats(skip)[:, None] * v[t]
+        state[row] = S
+    return out
+
+
 def softplus(x: Any) -> F64:
     """log(1 + exp(x))."""
     return np.asarray(np.logaddexp(_floats(0), _floats(x)))

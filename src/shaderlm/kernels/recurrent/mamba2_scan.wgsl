@@ -1,0 +1,150 @@
+// Row by row of a sequence, for each head with the B and C of its group:
+// S ← exp(rate · dt) S + dt · B vᵀ, out = Sᵀ C + skip · v, dt = log(1 + exp(delta + shift)) within its limits
+// v, B and C are silu(x + bias): x is the values of all heads, B of all groups, C of all groups.
+// Grid: for each row, head and 4 · QUADS of its values one workgroup, folded; those of rows that are not the first of
+// their sequence in the step return. Four columns of S are in the registers of PARTS lanes, ROWS rows each. Sums over
+// rows are taken once for CHUNK rows of the step, and in the same order whatever CHUNK is.
+// Needs STATE in multiples of ROWS, and values in fours.
+
+const QUADS: u32 = 8u;
+const PARTS: u32 = 16u;   // STATE / ROWS
+const WG: u32 = 128u;     // QUADS · PARTS
+const STATE: u32 = 128u;  // rows of S
+const ROWS: u32 = 8u;
+const CHUNK: u32 = 8u;    // rows of the step between two barriers
+const SUMS: u32 = 1024u;  // CHUNK · WG
+const STAGED: u32 = 256u; // CHUNK · STATE / 4
+const VALUES: u32 = 64u;  // CHUNK · QUADS
+const SINGLE: bool = false;  // each row is of another sequence
+
+struct Params {
+    heads: u32,
+    groups: u32,
+    values: u32,  // of a head
+    least: f32,   // limits of dt
+    most: f32,
+}
+
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;        // [tokens, heads · values + 2 · groups · STATE]
+@group(0) @binding(1) var<storage, read> bias: array<vec4<f32>>;     // [heads · values + 2 · groups · STATE]
+@group(0) @binding(2) var<storage, read> deltas: array<f32>;           // [tokens, heads]
+@group(0) @binding(3) var<storage, read> factors: array<f32>;        // [3, heads]: rate, shift, skip
+@group(0) @binding(4) var<storage, read> batch: array<vec4<u32>>;    // [1 + tokens]
+@group(0) @binding(5) var<storage, read> page_table: array<u32>;
+@group(0) @binding(6) var<storage, read_write> state: array<vec4<f32>>;  // [states, heads, STATE, values]
+@group(0) @binding(7) var<storage, read_write> out: array<vec4<f32>>;    // [tokens, heads, values]
+@group(0) @binding(8) var<uniform> params: Params;
+
+var<workgroup> Bs: array<vec4<f32>, STAGED>;
+var<workgroup> Cs: array<vec4<f32>, STAGED>;
+var<workgroup> vs: array<vec4<f32>, VALUES>;
+var<workgroup> steps: array<vec2<f32>, CHUNK>;  // dt, exp(rate · dt)
+var<workgroup> sums: array<vec4<f32>, SUMS>;
+
+fn state_count() -> u32 {
+    return arrayLength(&state) / (params.heads * STATE * params.values / 4u);
+}
+
+fn softplus(v: f32) -> f32 {
+    return select(log(1.0 + exp(min(v, 20.0))), v, v > 20.0);
+}
+
+fn silu4(v: vec4<f32>) -> vec4<f32> {
+    return vec4<f32>(silu(v.x), silu(v.y), silu(v.z), silu(v.w));
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let quads = params.values / 4u;
+    let blocks = (quads + QUADS - 1u) / QUADS;
+    let index = group.x + group.y * groups.x;
+    let head = index / blocks % params.heads;
+    let first = index / blocks / params.heads;
+    let rows = batch_rows();
+    if (first >= rows || (!SINGLE && continues(first, 1u))) {
+        return;
+    }
+    let begin_quad = index % blocks * QUADS;
+    let quad = begin_quad + lane % QUADS;
+    let there = quad < quads;
+    let part = lane / QUADS;
+    let B_at = params.heads * quads + head / (params.heads / params.groups) * (STATE / 4u);
+    let C_at = B_at + params.groups * (STATE / 4u);
+    let channels = params.heads * quads + params.groups * (STATE / 2u);
+    let rate = factors[head];
+    let shift = factors[params.heads + head];
+    let skip = factors[2u * params.heads + head];
+    let begin = batch_row(first);
+    let base = ((state_row(begin) * params.heads + head) * STATE + part * ROWS) * quads + quad;
+
+    var S: array<vec4<f32>, ROWS>;
+    for (var r = 0u; r < ROWS; r = r + 1u) {
+        S[r] = vec4<f32>();
+        if (there && begin.position > 0u) {
+            S[r] = state[base + r * quads];
+        }
+    }
+    var t = first;
+    loop {
+        var count = 1u;
+        while (!SINGLE && count < CHUNK && t + count < rows && continues(t + count, 1u)) {
+            count = count + 1u;
+        }
+        for (var i = lane; i < count * (STATE / 4u); i = i + WG) {
+            let row = (t + i / (STATE / 4u)) * channels;
+            let n = i % (STATE / 4u);
+            Bs[i] = silu4(x[row + B_at + n] + bias[B_at + n]);
+            Cs[i] = silu4(x[row + C_at + n] + bias[C_at + n]);
+        }
+        for (var i = lane; i < count * QUADS; i = i + WG) {
+            let at = head * quads + min(begin_quad + i % QUADS, quads - 1u);
+            vs[i] = silu4(x[(t + i / QUADS) * channels + at] + bias[at]);
+        }
+        for (var i = lane; i < count; i = i + WG) {
+            let dt = clamp(softplus(deltas[(t + i) * params.heads + head] + shift), params.least, params.most);
+            steps[i] = vec2<f32>(dt, exp(rate * dt));
+        }
+        workgroupBarrier();
+        for (var i = 0u; i < count; i = i + 1u) {
+            let now = steps[i];
+            let v = now.x * vs[i * QUADS + lane % QUADS];
+            var sum = vec4<f32>();
+            for (var r = 0u; r < ROWS; r = r + 4u) {
+                let at = (i * STATE + part * ROWS + r) / 4u;
+                let b = Bs[at];
+                let c = Cs[at];
+                S[r] = now.y * S[r] + b.x * v;
+                S[r + 1u] = now.y * S[r + 1u] + b.y * v;
+                S[r + 2u] = now.y * S[r + 2u] + b.z * v;
+                S[r + 3u] = now.y * S[r + 3u] + b.w * v;
+                sum = sum + c.x * S[r] + c.y * S[r + 1u] + c.z * S[r + 2u] + c.w * S[r + 3u];
+            }
+            sums[i * WG + lane] = sum;
+        }
+        workgroupBarrier();
+        for (var i = lane; i < count * QUADS; i = i + WG) {
+            let column = i % QUADS;
+            var sum = skip * vs[i];
+            for (var p = 0u; p < PARTS; p = p + 1u) {
+                sum = sum + sums[i / QUADS * WG + p * QUADS + column];
+            }
+            if (begin_quad + column < quads) {
+                out[((t + i / QUADS) * params.heads + head) * quads + begin_quad + column] = sum;
+            }
+        }
+        t = t + count;
+        if (SINGLE || t >= rows || !continues(t, 1u)) {
+            break;
+        }
+        workgroupBarrier();
+    }
+    for (var r = 0u; r < ROWS; r = r + 1u) {
+        if (there) {
+            state[base + r * quads] = S[r];
+        }
+    }
+}
