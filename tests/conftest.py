@@ -27,6 +27,7 @@ from . import tiers
 from .byte_products import compiled_quickly
 from .oracles import Oracle, unpack
 from .policies import with_policy
+from .vision_oracles import VisionOracle, unpack_vision
 
 # Files that `--gpu-only` runs: kernels, batches, whole models, devices and their clocks. The rest is the same on every
 # implementation of WebGPU.
@@ -169,6 +170,12 @@ def _prefer(implementation: Implementation) -> None:
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Oracle]:
     """Checkpoints with known logits, by name. Every worker unpacks its own: that takes 0.2 s."""
     return unpack(tmp_path_factory.mktemp("oracles"))
+
+
+@pytest.fixture(scope="session")
+def vision_oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VisionOracle]:
+    """Checkpoints that see, by name."""
+    return unpack_vision(tmp_path_factory.mktemp("vision-oracles"))
 
 
 def _open(config: pytest.Config, **options: Any) -> Device:

@@ -47,6 +47,7 @@ LAYERS: tuple[str, ...] = (
     "install",
     "limited",
     "formats",
+    "vision",
     "text",
     "graph",
     "gpu",
@@ -56,7 +57,7 @@ LAYERS: tuple[str, ...] = (
 )
 LAYERS += ("runtime", "ops", "engine", "page", "evaluate", "bench", "profile", "server", "web", "ray", "cli")
 PEERS = (
-    {"formats", "text", "graph", "gpu"},
+    {"formats", "vision", "text", "graph", "gpu"},
     {"models", "kernels"},
     {"cli", "evaluate", "bench", "profile", "server", "web", "ray"},
     {"runtime", "text"},
@@ -95,7 +96,9 @@ def test_dependencies_are_declared() -> None:
     needed = {_package(each) for each in project["dependencies"]}
     extras = project["optional-dependencies"].items()
     optional = {_package(each) for name, listed in extras if name != "dev" for each in listed}
-    imported = {name.split(".")[0] for path in PYTHON for _, name in imports(path)} - set(sys.stdlib_module_names)
+    called = {"PIL": "pillow"}  # packages whose modules have other names
+    modules = {name.split(".")[0] for path in PYTHON for _, name in imports(path)} - set(sys.stdlib_module_names)
+    imported = {called.get(name, name) for name in modules}
     unknown = imported - needed - optional - {"shaderlm", "_cffi_backend"}
     assert not unknown, f"imported, but not in pyproject.toml: {sorted(unknown)}"
     for package in sorted(needed):
