@@ -118,6 +118,16 @@ class FakeRunner(Runner):
     def page_tensors(self) -> tuple[tuple[str, int], ...]:
         return (("ids", 8 * PAGE),)
 
+    @property
+    def state_tensors(self) -> tuple[tuple[str, int], ...]:
+        return ()
+
+    def read_state(self, row: int, tensors: Any) -> Any:
+        raise NotImplementedError
+
+    def write_state(self, row: int, tensors: Any, contents: Any) -> Any:
+        raise NotImplementedError
+
     def read_pages(self, pages: Sequence[int]) -> Any:
         with self.lock:
             ids = [self.memory[page * PAGE : (page + 1) * PAGE] for page in pages]

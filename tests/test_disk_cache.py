@@ -171,8 +171,38 @@ def test_records_of_another_format_or_kind_are_ignored(tmp_path: Path, monkeypat
     assert found(made, IDS) == 0
     made.write(IDS, made.client_binding(None), 0, contents(1))
     with monkeypatch.context() as patch:
-        patch.setattr(page_records, "PAGES", "states")
+        patch.setattr(page_records, "SUFFIXES", {"other": ".other"})
         assert found(made, IDS) == 0
+
+
+def test_states_lie_beside_pages(tmp_path: Path) -> None:
+    """After whole pages, checked and counted like these; a record of one kind is none of the other."""
+    states = (("s", 48), ("t", 16))
+    made = DiskCache(tmp_path, 1 << 20, b"model", TENSORS, states)
+    binding, rng = made.client_binding(None), np.random.default_rng(1)
+    rows = {n: [rng.integers(0, 256, (1, nbytes), np.uint8) for _, nbytes in states] for n in (1, 3)}
+    for pages, row in rows.items():
+        assert made.write_state(IDS[: pages * PAGE], binding, row)
+    assert made.stats().used_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.states"))
+    other = DiskCache(tmp_path, 1 << 20, b"model", TENSORS, states)
+    stored = other.states_of(IDS, binding)
+    assert set(stored) == {1, 3}
+    for pages, row in rows.items():
+        read = other.read(stored[pages])
+        assert read is not None
+        assert all(map(np.array_equal, read, row))
+    assert set(other.states_of([*IDS[: 2 * PAGE], 0, *IDS[2 * PAGE :]], binding)) == {1}
+    assert not other.states_of(IDS, other.client_binding("theirs"))
+    assert found(other, IDS) == 0, "states are no pages"
+    path = stored[1].path
+    path.rename(path.with_suffix(".pages"))
+    assert found(other, IDS) == 0
+    assert other.stats().invalid == 1
+    raw = bytearray(stored[3].path.read_bytes())
+    raw[-1] ^= 1
+    stored[3].path.write_bytes(raw)
+    assert other.read(stored[3]) is None
+    assert not other.states_of(IDS, binding)
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.request import EngineOptions
-from shaderlm.errors import DeviceError, InputError
+from shaderlm.errors import DeviceError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
@@ -246,9 +246,46 @@ def test_preempted_sequences_go_on(model: LanguageModel) -> None:
     begin(model)
 
 
-def test_there_is_no_cache_on_disk(model: LanguageModel, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="keep a state"):
-        model.use_cache_dir(tmp_path)
+@pytest.mark.full
+@pytest.mark.parametrize("device", ["numpy", "device"])
+def test_a_restart_finds_states_and_pages(
+    device: str, path: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A prompt begins after the last state on disk. Without the file of a state the one before it serves."""
+    target = request.getfixturevalue("device") if device == "device" else device
+
+    def restarted() -> Any:
+        return load_with(path, device=target, cache="f32", precision="exact", cache_dir=tmp_path)
+
+    with restarted() as model:
+        words = [int(i) for i in np.random.default_rng(9).integers(0, model.config.vocabulary, 2 * PAGE + 30)]
+        expected = [generate(model, words)[0], generate(model, [*words[:PAGE], *words[:40]])[0]]
+        # The first page is a prompt of its own: it has a state, too.
+        generate(model, words[: PAGE + 1])
+    states = sorted(tmp_path.glob("*.states"))
+    assert len(states) == 2
+    assert list(tmp_path.glob("*.pages"))
+    with restarted() as model:
+        assert generate(model, words) == (expected[0], 2 * PAGE)
+        assert disk_hits(model) == 2 * PAGE
+        assert generate(model, words) == (expected[0], 2 * PAGE)
+        assert disk_hits(model) == 2 * PAGE, "what is in memory is not read again"
+    with restarted() as model:
+        assert generate(model, [*words[:PAGE], *words[:40]]) == (expected[1], PAGE)
+        assert generate(model, words) == (expected[0], 2 * PAGE), "a part of the record is in memory"
+    for each in states:
+        raw = bytearray(each.read_bytes())
+        raw[-1] ^= 1
+        each.write_bytes(raw)
+    with restarted() as model:
+        assert generate(model, words) == (expected[0], 0)
+        assert not model.runner.states.snapshots or model.runner.states.free < model.runner.states.rows
+
+
+def disk_hits(model: LanguageModel) -> int:
+    disk = model.engine.stats().disk
+    assert disk is not None
+    return disk.hits
 
 
 def test_it_is_not_exported(path: Path, tmp_path: Path) -> None:

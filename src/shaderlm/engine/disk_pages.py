@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..errors import DeviceError, InputError
@@ -138,7 +138,28 @@ class DiskPages:
             if contents is None or not self.disk.write(job.ids, binding, first, contents):
                 break
             first = end
+        if self.disk.states:
+            self._write_states(job.ids[: first * PAGE], job.client, binding)
         self.disk.touch(self.disk.find(job.ids, binding))
+
+    def _write_states(self, ids: Sequence[int], client: str | None, binding: bytes) -> None:
+        """Snapshots along these pages, which are on disk: without one nobody begins after them."""
+        pages = self._pages
+        with pages.runner.lock:
+            depths = list(pages.cache.snapshots_of(ids, client))
+        stored = self.disk.states_of(ids, binding)
+        self.disk.touch(list(stored.values()))
+        for depth in depths:
+            if depth in stored or self._closed:
+                continue
+            begin = ids[: depth * PAGE]
+            contents = pages.read_state(partial(self._snapshot, begin, client))
+            if contents is not None and not self.disk.write_state(begin, binding, contents):
+                break
+
+    def _snapshot(self, ids: Sequence[int], client: str | None) -> int | None:
+        """The row of the snapshot after these whole pages, if it is still there."""
+        return self._pages.cache.snapshots_of(ids, client).get(len(ids) // PAGE)
 
     def _cached(self, job: _Job, first: int, end: int) -> Sequence[int]:
         """The cached pages from one to another; none where some of them are not cached any more."""
@@ -157,7 +178,7 @@ class DiskPages:
         usable = (len(ids) - 1) // PAGE  # the last token must be run
         if usable <= 0:
             return False
-        if len(self._pages.cache.pages_of(ids, client)) >= usable:
+        if self._known(ids[: usable * PAGE], client) >= usable:
             self._note_use(ids[: usable * PAGE], client)
             return False
         try:
@@ -166,6 +187,13 @@ class DiskPages:
             return False
         future.add_done_callback(lambda future: done())
         return True
+
+    def _known(self, ids: Sequence[int], client: str | None) -> int:
+        """After how many whole pages of these tokens a sequence may begin. With `Runner.lock` held."""
+        cache = self._pages.cache
+        if self.disk.states:
+            return max(cache.snapshots_of(ids, client), default=0)
+        return len(cache.pages_of(ids, client))
 
     def _note_use(self, ids: Sequence[int], client: str | None) -> None:
         """These were found in memory: now and then their files are used, too, and written if they are gone."""
@@ -194,13 +222,38 @@ class DiskPages:
         with pages.runner.lock:
             known = len(pages.cache.pages_of(ids, client))
         stored = self.disk.find(ids, binding, known)
-        if not stored:
+        if known and not stored:  # what is cached may end within a record
+            stored = [each for each in self.disk.find(ids, binding) if each.header.first + each.pages > known]
+            known = stored[0].header.first if stored else known
+        state = None
+        if self.disk.states:
+            state = self._last_state(ids, client, binding, known + sum(each.pages for each in stored))
+            if state is None:
+                return 0
+            end = state.header.first + 1
+            stored, ids = _first_pages(stored, end - known), ids[: end * PAGE]
+            known = min(known, end)
+        if not stored and state is None:
             return 0
         count = sum(each.pages for each in stored)
-        tokens = pages.write(ids, client, known, count, self._contents(stored)) * PAGE
+        tokens = pages.write(ids, client, known, count, self._contents(stored)) * PAGE if stored else 0
+        if state is not None:
+            contents = self.disk.read(state) if tokens == count * PAGE else None
+            if contents is None or not pages.write_state(ids, client, contents):
+                return 0
+            self.disk.touch([state])
+            tokens = len(ids)
         self.disk.touch(stored)
         self.disk.hits += tokens
         return tokens
+
+    def _last_state(self, ids: Sequence[int], client: str | None, binding: bytes, pages: int) -> Stored | None:
+        """The record of the longest of these beginnings that has one, among so many pages; None if memory has it."""
+        states = self.disk.states_of(ids[: pages * PAGE], binding)
+        with self._pages.runner.lock:
+            known = self._known(ids, client)
+        deepest = max(states, default=0)
+        return states[deepest] if deepest > known else None
 
     def forget(self, ids: Sequence[int], client: str | None) -> None:
         """Remove what is on disk of these tokens."""
@@ -223,3 +276,13 @@ class DiskPages:
         finally:
             for future in reading:
                 future.cancel()
+
+
+def _first_pages(stored: Sequence[Stored], pages: int) -> list[Stored]:
+    """As many pages of records, from the first on."""
+    first = list[Stored]()
+    for each in stored:
+        if pages > 0:
+            first.append(replace(each, pages=min(each.pages, pages)))
+        pages -= each.pages
+    return first

@@ -87,10 +87,8 @@ class LanguageModel:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InputError(f"cache_disk must be a number of bytes, at least 1, got {limit!r}")
         runner = self._runner
-        if runner.config.recurrent:
-            layers = f"layers of the architecture {runner.config.architecture} keep a state, which is in no page"
-            raise InputError(f"there is no cache on disk for this model: {layers}. Leave cache_dir out")
-        disk = DiskCache(Path(folder), limit, identity_of(runner, self.report), runner.page_tensors)
+        identity = identity_of(runner, self.report)
+        disk = DiskCache(Path(folder), limit, identity, runner.page_tensors, runner.state_tensors)
         self.engine.use_disk(disk, keys)
 
     @property

@@ -49,6 +49,8 @@ def identity_of(runner: Runner, report: LoadReport) -> bytes:
         "implementation": report.backend.partition(":")[0],
         "chunk": runner.fixed_chunk,
     }
+    if runner.state_tensors:
+        facts["states"] = runner.state_tensors
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=32).digest()
 
 

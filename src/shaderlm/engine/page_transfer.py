@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -45,6 +45,60 @@ class PageTransfer:
         if not parts or cache.age != age:  # nobody knows what is in pages after an error
             return None
         return [np.concatenate(tensor) for tensor in zip(*parts, strict=True)]
+
+    def read_state(self, find: Callable[[], int | None]) -> list[Bytes] | None:
+        """The row of the states that `find` gives, with the lock: of each tensor [1, bytes]. None as for `read`."""
+        runner, cache = self.runner, self.cache
+        with runner.lock:
+            age, row = cache.age, find()
+            if row is None:
+                return None
+            runner.states.retain(row)
+        contents = list[Bytes]()
+        try:
+            for tensors in self._state_parts():
+                contents += runner.read_state(row, tensors)()
+        finally:
+            with runner.lock:
+                runner.states.release(row)
+        return contents if cache.age == age else None
+
+    def write_state(self, ids: Sequence[int], client: str | None, contents: Sequence[Bytes]) -> bool:
+        """States into a snapshot after these tokens, whose pages are cached. False: they are not, or there is no room.
+
+        Whole pages of tokens. Nobody finds the row before all of it is written.
+        """
+        runner, cache = self.runner, self.cache
+        with runner.lock:
+            age, row = cache.age, runner.take_snapshot()
+        if row is None:
+            return False
+        snapshots = {len(ids): row}
+        try:
+            at = 0
+            for tensors in self._state_parts():
+                runner.write_state(row, tensors, contents[at : at + len(tensors)])()
+                at += len(tensors)
+            with runner.lock:
+                pages = cache.pages_of(ids, client)
+                if cache.age == age and len(pages) * PAGE == len(ids):
+                    cache.insert(ids, pages, len(ids), client, snapshots=snapshots)
+            return not snapshots
+        finally:
+            with runner.lock:
+                for left in snapshots.values():
+                    runner.states.release(left)
+
+    def _state_parts(self) -> Iterator[Sequence[tuple[str, int]]]:
+        """The tensors of a state, a few at a time: steps wait no longer for them than for pages."""
+        part, nbytes = list[tuple[str, int]](), 0
+        for tensor in self.runner.state_tensors:
+            if part and nbytes + tensor[1] > _COPY_BYTES:
+                yield part
+                part, nbytes = [], 0
+            part, nbytes = [*part, tensor], nbytes + tensor[1]
+        if part:
+            yield part
 
     def write(
         self, ids: Sequence[int], client: str | None, known: int, count: int, contents: Iterable[Sequence[Bytes]]

@@ -250,13 +250,12 @@ class Scheduler:
         """Pages of the prompt that are full can be shared before the request is over."""
         unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.kv_sequence.length, state.prompt_tokens) // unit * unit
-        if self.limits.has_states and full not in state.snapshots:
-            return
-        if state.cache_on_finish and full > state.published_tokens:
+        known = not self.limits.has_states or full in state.snapshots
+        if state.cache_on_finish and known and full > state.published_tokens:
             self._put(state, full)
             state.published_tokens = full
         if state.cache_on_finish and state.kv_sequence.length >= state.prompt_tokens:
-            self._report(state, full)
+            self._report(state, full if known else state.published_tokens)
 
     def _put(self, state: SequenceState, length: int) -> None:
         """The first tokens of a sequence into the cache, from where it ended the last time."""

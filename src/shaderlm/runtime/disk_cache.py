@@ -26,7 +26,9 @@ import numpy as np
 from ..errors import InputError
 from ..graph.batch import PAGE
 from .page_records import (
-    SUFFIX,
+    PAGES,
+    STATES,
+    SUFFIXES,
     Bytes,
     Header,
     RecordError,
@@ -71,13 +73,15 @@ class Stored:
 class DiskCache:
     """A folder with records of one model (`binding`), and of others, which are not found but counted.
 
-    tensors: names, and bytes of a page. limit: bytes of all records.
+    tensors: names, and bytes of a page. limit: bytes of all records. states: those of a row of the states, of a model
+    that has some.
     """
 
     folder: Path
     limit: int
     binding: bytes
     tensors: tuple[tuple[str, int], ...]
+    states: tuple[tuple[str, int], ...] = ()
     read_bytes: int = field(default=0, init=False)
     written_bytes: int = field(default=0, init=False)
     evicted: int = field(default=0, init=False)
@@ -139,10 +143,26 @@ class DiskCache:
             page += pages
         return stored
 
-    def _check(self, header: Header, binding: bytes, parent: bytes, first: int) -> None:
-        if (header.binding, header.parent, header.first) != (binding.hex(), parent.hex(), first):
+    def states_of(self, ids: Sequence[int], binding: bytes) -> dict[int, Stored]:
+        """The records of states after whole pages of these tokens, by how many pages come before."""
+        names, found = [b"", *self.digests(ids, binding)], dict[int, Stored]()
+        for page in range(1, len(names)):
+            path = self._path(names[page], STATES)
+            if not path.exists():
+                continue
+            with self._opened(path) as file:
+                if file is not None:
+                    header, _ = read_header(file)
+                    self._check(header, binding, names[page - 1], page - 1, STATES)
+                    if header.ids == tuple(ids[(page - 1) * PAGE : page * PAGE]):
+                        found[page] = Stored(path, header, 1)
+        return found
+
+    def _check(self, header: Header, binding: bytes, parent: bytes, first: int, kind: str = PAGES) -> None:
+        place = (header.binding, header.parent, header.first, header.kind)
+        if place != (binding.hex(), parent.hex(), first, kind):
             raise RecordError("it belongs to another place")
-        if header.tensors != self.tensors:
+        if header.tensors != (self.tensors if kind == PAGES else self.states):
             raise RecordError("its pages have another form")
 
     def read(self, stored: Stored) -> list[Bytes] | None:
@@ -191,8 +211,8 @@ class DiskCache:
             with suppress(OSError):
                 each.path.unlink()
 
-    def _path(self, digest: bytes) -> Path:
-        return self.folder / f"{digest.hex()}{SUFFIX}"
+    def _path(self, digest: bytes, kind: str = PAGES) -> Path:
+        return self.folder / f"{digest.hex()}{SUFFIXES[kind]}"
 
     # Writing -----------------------------------------------------------------------------------------------
 
@@ -206,10 +226,20 @@ class DiskCache:
         names = [b"", *self.digests(ids, binding)]
         held = tuple(map(int, ids[first * PAGE : (first + len(contents[0])) * PAGE]))
         header = Header(binding.hex(), names[first].hex(), first, held, self.tensors, checksums(contents))
+        return self._write(self._path(names[first + 1]), header, contents)
+
+    def write_state(self, ids: Sequence[int], binding: bytes, contents: Sequence[Bytes]) -> bool:
+        """The states after these tokens, which are whole pages; `contents` of each tensor [1, bytes]."""
+        *_, parent, name = [b"", *self.digests(ids, binding)]
+        held = tuple(map(int, ids[-PAGE:]))
+        place = (binding.hex(), parent.hex(), len(ids) // PAGE - 1, held)
+        return self._write(self._path(name, STATES), Header(*place, self.states, checksums(contents), STATES), contents)
+
+    def _write(self, path: Path, header: Header, contents: Sequence[Bytes]) -> bool:
         try:
             if not self._make_room(len(header_bytes(header)) + header.data_bytes):
                 return False
-            size = write_record(self._path(names[first + 1]), header, contents)
+            size = write_record(path, header, contents)
         except (OSError, MemoryError) as problem:
             self.note_failure(problem)
             return False
@@ -250,7 +280,7 @@ class DiskCache:
             for entry in entries:
                 with suppress(OSError):  # another process has removed it
                     about = entry.stat(follow_symlinks=False)
-                    if entry.name.endswith(SUFFIX):
+                    if entry.name.endswith(tuple(SUFFIXES.values())):
                         files.append((about.st_mtime_ns, about.st_size, Path(entry.path)))
                     elif entry.name.endswith(".tmp") and time.time() - about.st_mtime > _STALE_SECONDS:
                         os.unlink(entry.path)

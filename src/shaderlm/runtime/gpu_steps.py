@@ -382,7 +382,11 @@ class GpuSteps(Runner):
 
         They are gathered on the device, so that one read-back brings them.
         """
-        sizes, at, copies = self.page_tensors, 0, []
+        return self._read(self.page_tensors, pages)
+
+    def _read(self, sizes: Sequence[tuple[str, int]], pages: Sequence[int]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """Rows of some buffers, of so many bytes each: [rows, bytes]."""
+        at, copies = 0, []
         total = len(pages) * sum(nbytes for _, nbytes in sizes)
         with self.lock:
             self._check_open()
@@ -407,9 +411,29 @@ class GpuSteps(Runner):
 
     def write_pages(self, pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]) -> Callable[[], object]:
         """Contents into pages, in the order of submissions; one write for neighbouring pages of a tensor."""
+        return self._write(self.page_tensors, pages, contents)
+
+    @property
+    def state_tensors(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that a row of the states is made of, and their bytes."""
+        return tuple((name, spec.nbytes) for name, spec in self._kept("recurrent").items())
+
+    def read_state(self, row: int, tensors: Sequence[tuple[str, int]]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """Some tensors of a row of the states, as the steps that were submitted leave it."""
+        return self._read(tensors, [row])
+
+    def write_state(
+        self, row: int, tensors: Sequence[tuple[str, int]], contents: Sequence[NDArray[np.uint8]]
+    ) -> Callable[[], object]:
+        """Some tensors of a row, in the order of submissions."""
+        return self._write(tensors, [row], contents)
+
+    def _write(
+        self, sizes: Sequence[tuple[str, int]], pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]
+    ) -> Callable[[], object]:
         with self.lock:
             self._check_open()
-            for (name, nbytes), data in zip(self.page_tensors, contents, strict=True):
+            for (name, nbytes), data in zip(sizes, contents, strict=True):
                 at = 0
                 for first, count in _runs(pages):
                     self.device.write(self._buffers[name], data[at : at + count], first * nbytes)

@@ -178,6 +178,26 @@ class NumpyRunner(Runner):
                 self._bytes_of(name)[list(pages)] = data
         return lambda: None
 
+    @property
+    def state_tensors(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that a row of the states is made of, and their bytes."""
+        return tuple((name, 4 * math.prod(states.shape[1:])) for name, states in self._recurrent.items())
+
+    def read_state(self, row: int, tensors: Sequence[tuple[str, int]]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """Some tensors of a row of the states, copied."""
+        with self.lock:
+            contents = [self._recurrent[name][row].reshape(1, -1).view(np.uint8).copy() for name, _ in tensors]
+        return lambda: contents
+
+    def write_state(
+        self, row: int, tensors: Sequence[tuple[str, int]], contents: Sequence[NDArray[np.uint8]]
+    ) -> Callable[[], object]:
+        """Some tensors of a row."""
+        with self.lock:
+            for (name, _), data in zip(tensors, contents, strict=True):
+                self._recurrent[name][row] = data.view(np.float32).reshape(self._recurrent[name].shape[1:])
+        return lambda: None
+
     def _bytes_of(self, name: str) -> NDArray[np.uint8]:
         """A pool as bytes, [pages, bytes of a page]."""
         return self._pools[name].reshape(self.pool.pages, -1).view(np.uint8)

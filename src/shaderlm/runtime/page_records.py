@@ -1,5 +1,7 @@
 """The file format of pages on disk: a header with the tokens and checksums of its pages, then their keys and values.
 
+The states of recurrent layers after a page are a record of one page of another kind.
+
 A record holds pages of one sequence that follow each other. Its data are those of the first tensor for all pages, then
 those of the second, and so on: what goes to a device in one write lies in one piece. Any part of a file that is not as
 it was written is a `RecordError`: the checksum of the header covers the header, and each page has one of its own. They
@@ -29,8 +31,9 @@ from .pages import pages_for
 Bytes = NDArray[np.uint8]
 
 FORMAT = 1  # of the file; another one is not read
-PAGES = "pages"  # the kind of a record that holds pages of keys and values; states of layers would be another kind
-SUFFIX = ".pages"
+# Kinds of records: pages of keys and values; the states of recurrent layers after one page, whose tokens it has.
+PAGES, STATES = "pages", "states"
+SUFFIXES = {PAGES: ".pages", STATES: ".states"}
 _MAGIC = b"shaderlm"
 _ALIGNMENT = 4096  # of the data in a file
 _MAX_HEADER = 32 << 20  # bytes that are read before anything is known of a file
@@ -145,7 +148,8 @@ def read_header(file: IO[bytes]) -> tuple[Header, int]:
 
 
 def _header(fields: Mapping[str, Any]) -> Header:
-    if (fields["format"], fields["kind"], fields["page"]) != (FORMAT, PAGES, PAGE):
+    kind = fields["kind"]
+    if (fields["format"], fields["page"]) != (FORMAT, PAGE) or kind not in SUFFIXES:
         raise RecordError(f"it is of format {fields['format']!r:.20}, kind {fields['kind']!r:.40}")
     tensors = tuple((str(name), int(nbytes)) for name, nbytes in fields["tensors"])
     header = Header(
@@ -155,6 +159,7 @@ def _header(fields: Mapping[str, Any]) -> Header:
         tuple(map(int, fields["ids"])),
         tensors,
         tuple(map(int, fields["sums"])),
+        kind,
     )
     if header.pages != pages_for(len(header.ids)) or min((nbytes for _, nbytes in tensors), default=0) < 1:
         raise RecordError("its numbers contradict each other")

@@ -133,6 +133,17 @@ class PrefixCache:
             pages.append(node.page)
         return pages
 
+    def snapshots_of(self, ids: Sequence[int], client: Hashable = None) -> dict[int, int]:
+        """Rows of the snapshots along the cached pages of these tokens, by how many pages they stand for."""
+        node, rows = self._roots.get(client), dict[int, int]()
+        for first in range(0, len(ids) // PAGE * PAGE, PAGE):
+            node = None if node is None else node.children.get(tuple(ids[first : first + PAGE]))
+            if node is None:
+                break
+            if node.state is not None:
+                rows[node.depth] = node.state
+        return rows
+
     def insert(
         self,
         ids: Sequence[int],

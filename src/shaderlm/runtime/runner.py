@@ -371,11 +371,25 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_open()
+            row = None if sequence.state is None else self.take_snapshot()
+            if row is not None:
+                assert sequence.state is not None
+                try:
+                    self._copy_state(sequence.state, row)
+                except BaseException:
+                    self.states.release(row)
+                    raise
+            return row
+
+    def take_snapshot(self) -> int | None:
+        """A row of the states for a snapshot, whatever is in it. None if there is no room."""
+        with self.lock:
+            self._check_open()
             states = self.states
             while len(states.snapshots) >= self.max_snapshots:
                 if self.evict_snapshot is None or not self.evict_snapshot():
                     return None
-            if sequence.state is None or (not states.free and states.rows >= self.max_states):
+            if not states.free and states.rows >= self.max_states:
                 return None
             try:
                 self._grow_for_states(1)
@@ -383,11 +397,6 @@ class Runner(ABC):
                 return None
             row = states.take()
             states.snapshots.add(row)
-            try:
-                self._copy_state(sequence.state, row)
-            except BaseException:
-                states.release(row)
-                raise
             return row
 
     def release_state(self, row: int) -> None:
@@ -428,6 +437,11 @@ class Runner(ABC):
             self.cache_pages = self.pool.pages_kept_alone = max(pages, reserved, LEAST_PAGES)
             self.memory_pages = max(free // nbytes, reserved + self.pool.pages, 2 * LEAST_PAGES)
 
+    @property
+    @abstractmethod
+    def state_tensors(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that a row of the states is made of, and their bytes; none of a model without states."""
+
     def take_pages(self, count: int) -> list[int]:
         """Pages for what comes from elsewhere, with one user: who gives them back. A DeviceError if there are too few.
 
@@ -451,6 +465,16 @@ class Runner(ABC):
     @abstractmethod
     def write_pages(self, pages: Sequence[int], contents: Sequence[NDArray[np.uint8]]) -> Callable[[], object]:
         """Contents that `read_pages` gave, into pages that no step writes. Waited for without the lock."""
+
+    @abstractmethod
+    def read_state(self, row: int, tensors: Sequence[tuple[str, int]]) -> Callable[[], list[NDArray[np.uint8]]]:
+        """Some tensors of a row of the states as it is now, each [1, bytes]. Waited for without the lock."""
+
+    @abstractmethod
+    def write_state(
+        self, row: int, tensors: Sequence[tuple[str, int]], contents: Sequence[NDArray[np.uint8]]
+    ) -> Callable[[], object]:
+        """Some tensors of a row that nobody else uses. Waited for without the lock."""
 
     def truncate(self, sequence: KvSequence, length: int) -> int:
         """Forget what comes after the first `length` positions of a sequence. Answers how many are left.

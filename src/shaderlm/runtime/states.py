@@ -24,6 +24,7 @@ class StatePool:
     def __init__(self) -> None:
         self.rows = 0  # there are so many; `grow` adds some
         self.snapshots: set[int] = set()
+        self._readers: dict[int, int] = {}  # of rows, beside who uses them
         self._free: list[int] = []
 
     @property
@@ -45,7 +46,15 @@ class StatePool:
         """A row that nobody uses. Call `missing` and `grow` first."""
         return heapq.heappop(self._free)
 
+    def retain(self, row: int) -> None:
+        """A row that is in use has one more user, who releases it, too."""
+        self._readers[row] = self._readers.get(row, 0) + 1
+
     def release(self, row: int) -> None:
-        """Nobody uses it any more."""
+        """A row has one user less. The last one gives it back."""
+        if readers := self._readers.pop(row, 0):
+            if readers > 1:
+                self._readers[row] = readers - 1
+            return
         self.snapshots.discard(row)
         heapq.heappush(self._free, row)
