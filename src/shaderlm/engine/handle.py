@@ -189,7 +189,15 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return self
 
     async def __anext__(self) -> Delta:
-        self._engine.start(self)
+        delta = await self.next_delta()
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
+
+    async def next_delta(self) -> Delta | None:
+        """All that came since the last one, as soon as there is something; None after the end."""
+        if not self.submitted_at:
+            self._engine.start(self)
         while not self._items and self.finish_reason is None:
             waiter = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
@@ -198,10 +206,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
                     await waiter
             finally:
                 self.waiters.remove(waiter)
-        delta = self._next_delta()
-        if delta is None:
-            raise StopAsyncIteration
-        return delta
+        return self._next_delta()
 
     async def anext_text(self) -> str | None:
         """More text, in asyncio; None after the last."""

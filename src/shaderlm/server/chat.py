@@ -17,7 +17,7 @@ from .generation import openai_options, repeated, timings_of, usage_of
 from .llama_server import completion_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
-from .routes import ChunkWriter, Endpoint, Prepared, encode
+from .routes import ChunkWriter, Endpoint, Prepared
 from .served import ServedModel
 from .types import openai as types
 from .types.common import Usage
@@ -93,7 +93,6 @@ class ChatWriter(ChunkWriter):
         self._chat = chat
         self._parsers = [OutputParser(handle.request) for handle in handles]
         self._begun = [False] * len(handles)
-        self._around = [self._content_chunk(i) for i in range(len(handles))]
 
     def _begin(self, index: int) -> bytes:
         if self._begun[index]:
@@ -105,15 +104,11 @@ class ChatWriter(ChunkWriter):
         """A chunk with what is new."""
         parts = self._parsers[index].push(delta.text)
         if len(parts) == 1 and type(parts[0]) is ContentDelta and not delta.logprobs and not self._with_timings:
-            before, after = self._around[index]
-            return self._begin(index) + before + encode(parts[0].text) + after
+            return self._begin(index) + self._text_chunk(index, parts[0].text)
         return self._begin(index) + self._chunks(index, parts, delta)
 
-    def _content_chunk(self, index: int) -> tuple[bytes, bytes]:
-        """What is before and after the text in a chunk that has text alone: the same each time."""
-        mark = f"{self._chat.id} text"  # is nowhere else
-        before, _, after = self._chunks(index, [ContentDelta(mark)]).partition(encode(mark))
-        return before, after
+    def _encode_text(self, index: int, text: str) -> bytes:
+        return self._chunks(index, [ContentDelta(text)])
 
     def _chunks(self, index: int, parts: Sequence[Part], delta: Delta | None = None) -> bytes:
         logprobs = None

@@ -109,8 +109,13 @@ class CompletionsWriter(ChunkWriter):
         logprobs = writer.write(delta.logprobs) if writer is not None and delta.logprobs else None
         if not text and logprobs is None:
             return b""
+        if logprobs is None and not self._with_timings:
+            return self._text_chunk(index, text)
         timings = {"timings": timings_of(self._handles[index])} if self._with_timings else {}
         return self._chunk([CompletionChoice(index, text, logprobs, None)], **timings)
+
+    def _encode_text(self, index: int, text: str) -> bytes:
+        return self._chunk([CompletionChoice(index, text, None, None)])
 
     def finish(self, index: int) -> bytes:
         """The last event of a choice."""

@@ -156,6 +156,20 @@ class ChunkWriter(Writer):
         options = prepared.body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._with_timings = bool(prepared.body.timings_per_token)
+        self._around = dict[int, tuple[bytes, bytes]]()
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        """A chunk that has text alone. All but the text is the same each time, so it is encoded once."""
+        if index not in self._around:
+            mark = f"{self._prepared.id} text"  # is nowhere else
+            before, _, after = self._encode_text(index, mark).partition(encode(mark))
+            self._around[index] = before, after
+        before, after = self._around[index]
+        return before + encode(text) + after
+
+    @abstractmethod
+    def _encode_text(self, index: int, text: str) -> bytes:
+        """The same, encoded as any other chunk."""
 
     def _chunk(self, choices: list[Any], **fields: Any) -> bytes:
         fields.setdefault("usage", None if self._with_usage else UNSET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,9 +60,9 @@ class ServedModel:
     strict: bool = False  # a request for another model is an error; otherwise this one answers it
     created: int = field(default_factory=lambda: int(time.time()))
 
-    @property
+    @cached_property
     def model_names(self) -> ModelNames:
-        """What requests may call it."""
+        """What requests may call it. Every event of a stream asks for the first."""
         report = self.model.report
         return ModelNames.of(self.names, report.name, report.own_name, self.source, report.path)
 

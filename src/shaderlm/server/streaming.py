@@ -106,12 +106,10 @@ class EventStream(Response):
         listening = asyncio.create_task(self._listen(receive, send))
         try:
             try:
-                async for events in self._events():
-                    if events:
-                        # It writes, and does not wait in the queue any more.
-                        self._service.coalescing.streams += not self._is_streaming
-                        self._is_streaming = True
-                        await self._write(send, events)
+                if len(self._handles) == 1:
+                    await self._stream(self._handles[0], send)
+                else:
+                    await self._stream_all(send)
             except Exception as problem:
                 error = _error_of(problem)
                 if not self._headers_sent:
@@ -123,6 +121,14 @@ class EventStream(Response):
         finally:
             self._service.coalescing.streams -= self._is_streaming
             await _leave(self._service, self._prepared, self._handles, listening)
+
+    async def _write_events(self, send: Send, events: bytes) -> None:
+        if not events:
+            return
+        if not self._is_streaming:  # it writes, and does not wait in the queue any more
+            self._service.coalescing.streams += 1
+            self._is_streaming = True
+        await self._write(send, events)
 
     async def _write(self, send: Send, events: bytes) -> None:
         async with self._lock:
@@ -149,28 +155,32 @@ class EventStream(Response):
                     await self._write(send, self._writer.keep_alive())
         cancel(self._handles)
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        writer, handles = self._writer, self._handles
-        if len(handles) == 1:
-            if self._reports_progress:
-                async for events in self._reading(handles[0]):
-                    yield events
-            elif self._scores_prompts and (first := await anext(handles[0], None)) is not None:
-                yield await asyncio.to_thread(writer.delta, 0, first)
-            async for part in handles[0]:
-                yield writer.delta(0, part)
-                if self._service.coalescing.is_busy:
-                    await self._service.coalescing.next_write(handles[0])
-            yield (await self._finish(0)) + writer.end()
-            return
-        async for index, delta in _merged(handles):
+    async def _stream(self, handle: Handle, send: Send) -> None:
+        """Write what comes for the only handle. Each event has all that there is: nobody waits for more of it."""
+        writer, coalescing = self._writer, self._service.coalescing
+        if self._reports_progress:
+            async for events in self._reading(handle):
+                await self._write_events(send, events)
+        elif self._scores_prompts and (first := await handle.next_delta()) is not None:
+            await self._write_events(send, await asyncio.to_thread(writer.delta, 0, first))
+        while (delta := await handle.next_delta()) is not None:
+            await self._write_events(send, writer.delta(0, delta))
+            if coalescing.is_busy:
+                await coalescing.next_write(handle)
+        await self._write_events(send, (await self._finish(0)) + writer.end())
+
+    async def _stream_all(self, send: Send) -> None:
+        """The same for several handles, or none."""
+        writer = self._writer
+        async for index, delta in _merged(self._handles):
             if delta is None:
-                yield await self._finish(index)
+                events = await self._finish(index)
             elif self._scores_prompts:
-                yield await asyncio.to_thread(writer.delta, index, delta)
+                events = await asyncio.to_thread(writer.delta, index, delta)
             else:
-                yield writer.delta(index, delta)
-        yield writer.end()
+                events = writer.delta(index, delta)
+            await self._write_events(send, events)
+        await self._write_events(send, writer.end())
 
     async def _finish(self, index: int) -> bytes:
         """The last event of a handle."""
@@ -183,7 +193,7 @@ class EventStream(Response):
         while not read:
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):
-                    delta, read = await anext(handle, None), True
+                    delta, read = await handle.next_delta(), True
             except TimeoutError:
                 if handle.state == "waiting":
                     continue
