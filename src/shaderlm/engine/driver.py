@@ -58,6 +58,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 # A token of a request, if there is one, and why the request ends with it, if it does.
 Confirmed = tuple[Handle, int | None, TokenLogprob | None, str | None]
 
+_FEW = 16  # tokens of a step: more are taken out of their array at once
+
 
 class Engine:
     """Runs the requests of one model together."""
@@ -487,13 +489,14 @@ class Engine:
             for state, rows in step.scores.items():
                 state.owner.take_scores(step.result, rows)
         before = list[float]()  # when sequences had their last tokens
+        words = None if tokens is None else tokens.tolist() if len(step.sampled) > _FEW else tokens
         for state, slot in step.sampled:
             state.in_flight -= 1
-            if (drafted := step.drafted.get(state)) is not None:
+            if step.drafted and (drafted := step.drafted.get(state)) is not None:
                 assert tokens is not None
                 confirmed += self._confirm_drafted(step, state, drafted, tokens, now, before)
                 continue
-            token = int(tokens[slot]) if tokens is not None and state.owner.request.generates else None
+            token = int(words[slot]) if words is not None and state.owner.generates else None
             if (each := self._confirm_token(step, state, slot, token, now, before)) is not None:
                 confirmed.append(each)
         self._counters.observe_gaps(now, before)
@@ -514,7 +517,7 @@ class Engine:
             token, logprob = handle.draw(step.result, step.outputs[state])
         if token is None:
             reason = "stop"
-        elif token in handle.request.stop_ids:
+        elif token in handle.stop_ids:
             handle.stop_match, reason = token, handle.stop_reason()
             if handle.settings.logprobs is not None:
                 handle.stop_logprob = logprob if state.host_sampled else step.logprob(token, slot)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from copy import copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +58,8 @@ class Driver(Protocol):
         """Step once, or wait until the engine's thread has something for a handle."""
 
 
-class _Item(NamedTuple):
-    """What one token brought. No token: text that was held back until the end."""
-
-    text: str
-    token: int | None
-    logprob: TokenLogprob | None
+# What one token brought. No text: it is made when it is read. No token: text that was held back until the end.
+_Item = tuple[str | None, int | None, TokenLogprob | None]
 
 
 class Handle(Iterator[Delta], AsyncIterator[Delta]):
@@ -75,6 +71,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def __init__(self, engine: Driver, request: Request, number: int, *, pulled: bool = False) -> None:
         self.id, self.request, self.pulled = number, request, pulled
+        self.generates, self.stop_ids = request.generates, request.stop_ids  # asked for at every token
         self.finish_reason: str | None = None
         self.stop_match: str | int | None = None  # after "stop": the stop string or token id that came
         self.completion: Completion | None = None
@@ -120,6 +117,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         makes_text = request.output == "text"
         options = (request.stop, request.shown_ids, request.lines.min_indent)
         self._text = TextStream(engine.tokenizer, *options) if makes_text else None
+        # Does its text end nothing? Then it is made by who reads it, of all tokens that came meanwhile: the engine's
+        # thread has hundreds of others to look after.
+        self._late_text = self._text is not None and not self._text.ends and request.lines.seconds is None
         self._has_line_end = False
         self._items: deque[_Item] = deque()
         self._texts: list[str] = []
@@ -127,6 +127,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
+        self._decoding = threading.RLock()  # what is read comes in the order of its tokens, whoever reads
         self._reading = threading.RLock()  # reentrant: a signal handler that reads it gets an error, see `serve`
         self._event = threading.Event()  # for the thread that reads it: look again
         self._over = threading.Event()
@@ -160,9 +161,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
                 if not items:
                     self._raise_error()
                     return None
-                text = items.popleft().text
-                while items:
-                    text += items.popleft().text
+                text = self._take_items()[0]
         return text
 
     def _wait_for_items(self) -> None:
@@ -217,13 +216,23 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def _next_delta(self) -> Delta | None:
         """All that there is, as one delta."""
-        items = [self._items.popleft() for _ in range(len(self._items))]
-        if not items:
+        if not self._items:
             self._raise_error()
             return None
-        ids = tuple(each.token for each in items if each.token is not None)
-        logprobs = tuple(each.logprob for each in items if each.logprob is not None)
-        return Delta("".join(each.text for each in items), ids, logprobs, self.last)
+        return Delta(*self._take_items(), self.last)
+
+    def _take_items(self) -> tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]:
+        """The text, tokens and log probabilities of all items."""
+        items = self._items
+        with self._decoding:
+            new = [items.popleft() for _ in range(len(items))]
+            ids = tuple([token for _, token, _ in new if token is not None])
+            if self._late_text:
+                assert self._text is not None
+                text = self._text.push_all(ids)
+            else:
+                text = "".join([text for text, _, _ in new if text])
+            return text, ids, tuple([logprob for _, _, logprob in new if logprob is not None])
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -328,16 +337,18 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._ids.append(token)
         if self._logprobs is not None and logprob is not None:
             self._logprobs.append(logprob)
-        text = "" if self._text is None else self._text.push(token)
-        if text:
+        text = None
+        if not self._late_text and self._text is not None and (text := self._text.push(token)):
             self._texts.append(text)
-        self._items.append(_Item(text, token, logprob))
+        self._items.append((text, token, logprob))
         if not self._event.is_set():  # whoever waits clears it, and then looks for items
             self._event.set()
+        if self._late_text:
+            return False
         if self._text is not None and self._text.stopped:
             self.stop_match, self.stop_logprob = self._text.stop_match, None  # whatever came after it in the same step
             return True
-        return self._is_late(text)
+        return self._is_late(text or "")
 
     def _is_late(self, text: str = "") -> bool:
         """Has it a line end, and taken longer than it may?"""
@@ -502,10 +513,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def finish(self, reason: str, error: BaseException | None = None) -> None:
         """The end. An error is raised after what came before it is read; None: it is raised elsewhere."""
-        text = "" if self._text is None or reason == "error" else self._text.finish()
-        if text:
+        if self._late_text:
+            assert self._text is not None
+            self._texts = [self._text.text_of(self._ids)]
+        elif self._text is not None and reason != "error" and (text := self._text.finish()):
             self._texts.append(text)
-            self._items.append(_Item(text, None, None))
+            self._items.append((text, None, None))
         self._ended = time.perf_counter()
         if reason != "error" and self.submitted_at and self.request.generates:
             completion = Completion("".join(self._texts))

@@ -29,6 +29,7 @@ class TextStream:
         self._bytes = tokenizer.bytes_by_token
         # Special tokens have no text, except for these.
         self._shown = {token: tokenizer.vocabulary.tokens[token].encode() for token in shown_ids}
+        self._piece = self.bytes_of if self._shown else self._bytes.__getitem__
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._decode = self._decoder.decode
         self._stop = [text for text in stop if text]
@@ -40,6 +41,11 @@ class TextStream:
         self._indent: int | None = None  # of the line, as far as it came; None: it has begun
         self.outdented = False  # a line with a smaller indentation came
 
+    @property
+    def ends(self) -> bool:
+        """Can the text end the generation? Otherwise it can be made at any time, of several tokens at once."""
+        return bool(self._stop or self._min_indent)
+
     def push(self, token: int) -> str:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
         if self.stopped:
@@ -47,6 +53,14 @@ class TextStream:
         text = self._decode(self.bytes_of(token))
         text = self._release(text) if self._stop else text
         return self._indented(text) if self._min_indent else text
+
+    def push_all(self, tokens: Iterable[int]) -> str:
+        """The same for several tokens, of a text that ends nothing."""
+        return self._decode(b"".join(map(self._piece, tokens)))
+
+    def text_of(self, tokens: Iterable[int]) -> str:
+        """The text of all tokens, of a text that ends nothing."""
+        return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(b"".join(map(self._piece, tokens)))
 
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to the text."""
