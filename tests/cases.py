@@ -92,7 +92,12 @@ def _cases(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> list[Case]:
 
 
 _WIDTHS = (1, 2, 32, 63, 64, 65, 100, 128, 130, 252, 256, 576, 896, 1028, 2048, 4096, 8192, 12004)
-_NORM_SHAPES = [(3, width) for width in _WIDTHS] + [(1, 576), (1, 4096), (1024, 64), (257, 130)]
+_NORM_SHAPES = [(3, width, 1e-6) for width in _WIDTHS] + [
+    (1, 576, 1e-6),
+    (1, 4096, 1e-6),
+    (1024, 64, 0.5),
+    (257, 130, 0.5),
+]
 
 _LINEAR_SHAPES = ((1, 576, 97), (5, 96, 67), (1, 32, 1), (1, 2048, 130), (1, 64, 4100), (1, 4160, 41), (66, 64, 65))
 # The kernels are concatenated with a format's functions: the shapes matter to them, not to the format.
@@ -111,7 +116,7 @@ INT16 = (
 )  # the formats that are multiplied with inputs of 16 bits
 
 CASES: list[Case] = [
-    *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "tokens width", _NORM_SHAPES)),
+    *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "tokens width eps", _NORM_SHAPES)),
     *_cases("rms_norm_mul", "tokens width", [(70_001, 4)]),  # more workgroups than a side of the grid holds
     *_cases("rms_norm_mul", "tokens heads width batched", [(5, 3, 64, True), (4, 1, 130, True)]),
     *_cases(

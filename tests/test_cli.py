@@ -80,8 +80,17 @@ def test_python_keywords_in_messages_become_flags() -> None:
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported_for_it() -> None:
-    heavy = ["numpy", "wgpu", "rich", "tokenizers", "jinja2", "gguf"]
+    heavy = ["numpy", "wgpu", "rich", "tokenizers", "jinja2", "gguf", "shaderlm.cli.options"]
     code = f"import sys, shaderlm.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_generation_on_the_cpu_imports_no_more_than_it_uses() -> None:
+    """Each of these takes 10 to 40 ms of a start that takes a second."""
+    late = ["asyncio", "importlib.metadata", "shaderlm.kernels.route", "shaderlm.formats.hf.folder"]
+    code = "import sys; from shaderlm.engine.cpu import cpu_runner; from shaderlm.engine import load\n"
+    code += f"print([name for name in {late} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -84,6 +84,17 @@ def test_what_was_written_is_found(tmp_path: Path) -> None:
     assert other.find(IDS, other.client_binding(None), 2) == stored[1:]
 
 
+def test_a_page_is_found_after_all_the_pages_before_it(tmp_path: Path) -> None:
+    """Two prompts that differ in their first page alone share none: keys and values depend on all tokens before."""
+    made, other = cache(tmp_path), [0] * PAGE + IDS[PAGE : 3 * PAGE]
+    binding = made.client_binding(None)
+    assert made.write(IDS, binding, 0, contents(2))
+    assert made.write(IDS, binding, 2, contents(1))
+    assert made.write(other, binding, 0, contents(2, seed=1))
+    assert found(made, other) == 2 * PAGE
+    assert found(made, IDS) == 3 * PAGE
+
+
 def test_files_are_private(tmp_path: Path) -> None:
     made = cache(tmp_path / "folder")
     assert made.write(IDS, made.client_binding("secret-key"), 0, contents(1))

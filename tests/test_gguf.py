@@ -58,6 +58,15 @@ def test_types_are_those_of_the_gguf_package() -> None:
         assert form.dtype is None or np.dtype(form.dtype).itemsize == form.block_bytes
 
 
+def test_tensors_begin_at_the_next_multiple_of_the_alignment(tmp_path: Path) -> None:
+    """Headers of 32 lengths: one of them ends right there."""
+    path, numbers = tmp_path / "file.gguf", np.arange(16, dtype=np.float32)
+    for length in range(32):
+        path.write_bytes(whole([pair("a", 8, text("x" * length))], [entry("t", (16,))], data=0) + numbers.tobytes())
+        with GgufFile.open(path) as file:
+            assert file.dense("t").tolist() == numbers.tolist(), length
+
+
 @pytest.mark.parametrize("name", [*KINDS, "norm"])
 def test_tensors_equal_the_gguf_package(each: Path, name: str) -> None:
     theirs = next(tensor for tensor in gguf.GGUFReader(each).tensors if tensor.name == name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import math
 import os
@@ -508,12 +507,7 @@ def test_code_that_others_may_write_is_not_run(who: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(("version", "there"), [("0.50.0", True), ("1.0rc1", True), ("0.49.9", False), (None, False)])
 def test_which_llvmlite_is_new_enough(version: str | None, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(name: str) -> str:
-        if version is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(importlib.metadata, "version", found)
+    monkeypatch.setattr(code, "version_of", lambda package: version)
     assert code.is_available() is there
 
 

@@ -20,7 +20,6 @@ from .commands import App
 from .completion import VARIABLE, complete_files
 from .config import configure, name_source, use_file, with_source
 from .interrupts import LostInterrupts
-from .options import with_flags
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,6 +44,8 @@ class _Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record."""
+        from .options import with_flags  # late: `--help` needs no options
+
         print("shaderlm:", with_flags(" ".join(record.getMessage().split())), file=sys.stderr, flush=True)
 
 
@@ -68,6 +69,7 @@ def main() -> None:
             code = _run(lost)
     except KeyboardInterrupt:  # while an error was printed
         code = 130
+    gc.freeze()  # looking for garbage at the end took as long
     sys.exit(code)
 
 
@@ -85,6 +87,8 @@ def _run(lost: LostInterrupts) -> int:
     except click.Abort:
         return 130
     except ShaderlmError as problem:
+        from .options import with_flags
+
         print(f"shaderlm: {with_source(with_flags(str(problem)))}", file=sys.stderr)
         return 2 if isinstance(problem, InputError) else 1
     except BrokenPipeError:  # click ends as quietly, with the same code, when a command meets one

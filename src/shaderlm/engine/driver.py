@@ -18,7 +18,6 @@ Locks, in the order in which they are taken:
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import itertools
 import os
@@ -28,30 +27,32 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
-from ..runtime.disk_cache import DiskCache
 from ..runtime.pages import pages_for
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import U32, Runner, bucket
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .counters import Counters
-from .disk_pages import DiskPages
 from .draft_settings import check_can_draft
 from .drafts import Drafter, Drafts
 from .handle import Handle, wake
 from .inbox import Inbox
 from .mask_queue import MaskQueue
 from .masks import Mask
-from .page_transfer import PageTransfer
 from .recovery import Recovery
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
 from .scheduler import DoesNotFitError, Scheduler, SequenceState
 from .step_core import DraftedRows, InFlightStep, StepCore
+
+if TYPE_CHECKING:
+    from ..runtime.disk_cache import DiskCache
+    from .disk_pages import DiskPages
+    from .page_transfer import PageTransfer
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -123,6 +124,8 @@ class Engine:
             raise InputError(f"this model has a cache on disk already, in {self._disk.disk.folder}")
         if active := self._inbox.all_active():
             raise InputError(f"the engine has {len(active)} requests; give it a folder before the first one")
+        from .disk_pages import DiskPages
+
         self._disk = DiskPages(self._runner, self._cache, disk, keys)
         self._scheduler.on_cached = self._save_pages
 
@@ -160,6 +163,8 @@ class Engine:
     @property
     def pages(self) -> PageTransfer:
         """The contents of cached pages, for who keeps them elsewhere."""
+        from .page_transfer import PageTransfer
+
         return PageTransfer(self._runner, self._cache)
 
     def forget(self, ids: Sequence[int], client: str | None) -> None:
@@ -637,9 +642,11 @@ class Engine:
 
     async def adrain(self, timeout: float | None = None) -> bool:
         """The same in asyncio. In a thread of its own: others may be taken for long."""
+        from asyncio import get_running_loop
+
         executor = ThreadPoolExecutor(1, "drain")
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, self.drain, timeout)
+            return await get_running_loop().run_in_executor(executor, self.drain, timeout)
         finally:
             executor.shutdown(wait=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import deque
@@ -29,6 +28,8 @@ from .scheduler import SequenceState
 from .step_core import OutputRows
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..text import Tokenizer
 
 
@@ -198,7 +199,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if not self.submitted_at:
             self._engine.start(self)
         while not self._items and self.finish_reason is None:
-            waiter = asyncio.get_running_loop().create_future()
+            from asyncio import get_running_loop  # late: it takes 25 ms to import
+
+            waiter = get_running_loop().create_future()
             self.waiters.append(waiter)
             try:
                 if not self._items and self.finish_reason is None:

@@ -21,7 +21,6 @@ from ..gpu.caps import size
 from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
 from ..models.config import Config
-from ..runtime.disk_cache import DiskCache
 from ..runtime.runner import Runner
 from ..text import CallForm, ChatFormat, ChatTemplate, Parameters, RenderLimits, Tokenizer, read_tools
 from ..text.chat import content_text
@@ -30,7 +29,6 @@ from .completion import Completion, PromptLogprobs
 from .constraints import GrammarCompiler
 from .driver import Engine
 from .handle import Handle
-from .model_identity import identity_of
 from .options import (
     ChatOptions,
     GenerationOptions,
@@ -87,6 +85,9 @@ class LanguageModel:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InputError(f"cache_disk must be a number of bytes, at least 1, got {limit!r}")
         runner = self._runner
+        from ..runtime.disk_cache import DiskCache
+        from .model_identity import identity_of
+
         identity = identity_of(runner, self.report)
         disk = DiskCache(Path(folder), limit, identity, runner.page_tensors, runner.state_tensors)
         self.engine.use_disk(disk, keys)

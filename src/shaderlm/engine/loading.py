@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from ..gpu import Array, Backend, Device, begin_opening, open_device, preferred_
 from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of, read_config
 from ..models.config import Config
-from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary
 from .cpu import cpu_runner, is_cpu, packs_weights
@@ -36,6 +35,9 @@ from .language_model import DEFAULT_CACHE_DISK, LanguageModel
 from .report import LoadReport
 from .sampling import sampling_of_file
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..runtime.gpu_runner import GpuRunner
 
 Progress = Callable[[str, int, int], None]  # what is copied, bytes done, bytes in total
 
@@ -169,6 +171,8 @@ def load_with(
             options |= {"packed": packed, "precision": precision}
             runner = cpu_runner(kind, config, source, progress=moved, **options)
         else:
+            from ..runtime.gpu_runner import GpuRunner  # late: kernels and plans take 40 ms to import
+
             options |= {"precision": precision, "tune": tune, "measure": tune and measure, "reserve": context or 0}
             runner = GpuRunner(kind, config, source, target, progress=moved, **options)
         try:
@@ -213,6 +217,8 @@ def load_drafting(
     if draft_model is None:
         return load_one(model, device=device, draft=draft, draft_tokens=draft_tokens, **options)
     same = ("backend", "precision", "tune", "measure", "progress")
+    from ..runtime.gpu_runner import GpuRunner
+
     small = load_one(draft_model, device=device, **{name: options[name] for name in same if name in options})
     try:
         check_can_draft(small.config)

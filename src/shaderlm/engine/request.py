@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..runtime.disk_cache import DiskStats
 from ..text import ChatFormat
 from ..text.stream import LineLimits
 from .completion import TokenLogprob
 from .histogram import Histogram
 from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from ..runtime.disk_cache import DiskStats
 
 # What comes of a request: text; the ids of its tokens alone; or, with nothing generated, the final hidden state of the
 # last token of its prompt, the logits after its tokens, or nothing but what is said of its prompt.

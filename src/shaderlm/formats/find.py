@@ -44,11 +44,13 @@ def shown_name(model: str | os.PathLike[str] | None, path: Path) -> str:
 
     `path` is what `find` made of it. A folder has no ending, though there may be a dot in its name.
     """
-    from .hf.folder import name_of
-
     if is_remote(model):
         return EMBEDDED if model is None else os.fspath(model)
-    return name_of(path.resolve()) if path.is_dir() else path.stem
+    if not path.is_dir():
+        return path.stem
+    from .hf.folder import name_of  # late: it takes 15 ms to import
+
+    return name_of(path.resolve())
 
 
 def is_remote(model: str | os.PathLike[str] | None) -> bool:

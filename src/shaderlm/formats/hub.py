@@ -10,7 +10,6 @@ import glob
 import logging
 import os
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from urllib.parse import urlsplit
 from ..errors import InputError, ModelError, ShaderlmError
 from .default_model import Progress
 from .gguf import all_parts, first_parts
-from .hf.folder import FILES
 from .hub_transfer import Remote, ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 
@@ -109,6 +107,8 @@ def _repository(text: str, repo: str, progress: Progress | None) -> Path:
         else:
             names = [each.rfilename for each in info.siblings or ()]
             if weights := _safetensors(names):
+                from .hf.folder import FILES
+
                 read = (*FILES, *_weights(text, repo, names, weights, progress))
                 return _fetched_folder(repo, str(info.sha), [name for name in read if name in names], progress)
     return _file(text, repo, _only_gguf(text, names), progress)
@@ -242,7 +242,8 @@ def _offline_by() -> str | None:
 
 def _answers() -> bool:
     """Can the hub be reached? The package itself tries for 23 s before it looks into its cache."""
-    import urllib.request  # late: it takes 20 ms to import
+    import socket
+    import urllib.request  # late: they take 20 ms to import
 
     if _offline_by():
         return False

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..errors import InputError, ModelError
 from .checkpoint import Checkpoint
 from .gguf import GgufFile
-from .hf.folder import Folder
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -17,6 +16,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise InputError(f"expected the path of a .gguf file or of a folder, got {type(path).__name__}")
     if not os.path.isdir(path):
         return GgufFile.open(path)
+    from .hf.folder import Folder  # late: it takes 15 ms to import
+
     try:
         return Folder.open(Path(path))
     except ModelError as problem:

@@ -20,7 +20,6 @@ from ..compile.plan import BufferSpec, WeightSource
 from ..formats.row_order import paired_rows
 from ..gpu import Array, Device
 from ..graph.graph import Tensor, TensorSlice
-from ..kernels.linear.formats import repack
 
 PIECE_BYTES = 16 << 20
 FLUSH_BYTES = 64 << 20
@@ -87,6 +86,8 @@ Packed = Callable[[WeightSource, int, int, Source, int], tuple[Array, Array]]
 
 def _packed(weight: WeightSource, first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
     """The words and scales of some rows. `row_bytes`: of a row's words."""
+    from ..kernels.linear.formats import repack
+
     return repack(weight.layout, rows_of(weight, first, end, source))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 from ...errors import DeviceError, ModelError
 from ...files import atomic_write, cache_directory
+from ...gpu.packages import version_of
 from ...graph import batch, reference
 from ...version import __version__
 
@@ -33,11 +33,11 @@ if hasattr(os, "register_at_fork"):  # another thread of the parent may hold the
 
 def is_available() -> bool:
     """Is llvmlite installed, and new enough? It is not imported."""
-    try:
-        version = importlib.metadata.version("llvmlite")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]) >= _OLDEST
+    version = version_of("llvmlite")
+    return (
+        version is not None
+        and tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]) >= _OLDEST
+    )
 
 
 class Host:
