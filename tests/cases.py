@@ -301,6 +301,27 @@ CASES: list[Case] = [
         "tokens H P N G single dt_min dt_max",
         [(1, 4, 16, 16, 2, True), (7, 3, 20, 8, 1, True), (40, 6, 36, 24, 3), (70, 2, 64, 128, 1), (3, 2, 8, 256, 2, False, 0.3, 0.8)],
     ),
+    *_cases(
+        "slice_short_conv", "tokens width kernel silu single first stride", [(1, 7, 3, True, True, 4, 15), (70, 66, 4, True, False, 3, 90)]
+    ),
+    *_cases(
+        "mul_short_conv_mul",
+        "tokens width kernel single before_first after_first values_first stride",
+        [(1, 8, 3, True), (40, 33, 4, False, 70, 2, 36, 110)],
+    ),
+    *_cases(
+        "slice_gated_delta_rule",
+        "tokens Hk Hv Dk Dv grouped single alpha_first beta_first stride",
+        [(40, 2, 6, 24, 40, True), (100, 1, 2, 64, 20, False, False, 5, 1, 9), (5, 2, 2, 32, 12, False, True, 2, 0, 4)],
+    ),
+    *_cases(
+        "short_conv_gated_delta_rule",
+        "tokens Hk Hv Dk Dv grouped single kernel eps first gate_first stride alpha_first beta_first factors_stride",
+        [
+            (1, 2, 4, 16, 16, False, True, 4), (5, 1, 2, 24, 12, True, True, 2), (3, 2, 2, 128, 64, False, True, 3),
+            (4, 1, 3, 8, 20, True, True, 4, 1e-5, 7, 90, 160, 1, 5, 9),
+        ],
+    ),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case
@@ -309,6 +330,8 @@ CASES: list[Case] = [
     ),
     *_cases("add", "tokens count batched", [(5, 5 * 96, True), (3, 21, True)]),
     *_cases("silu_mul", "tokens count batched", [(9, 9 * 64, True)]),
+    *_cases("rms_norm_silu_mul", "tokens heads width eps batched first stride", [(1, 3, 36), (5, 4, 128, 1e-5, True, 8, 600), (3, 2, 7, 1e-6, False, 3, 19)]),
+    *_cases("slice_sigmoid_mul", "tokens width first stride batched", [(1, 60, 8, 100), (5, 33, 1, 40), (9, 64, 64, 128, True)]),
     *_cases("sigmoid_mul", "tokens count period batched", [(1, 255), (9, 9 * 64, 9 * 64, True)]),
     *_cases("gelu_mul", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),
     *_cases("swiglu_clamped", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),

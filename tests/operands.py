@@ -60,6 +60,20 @@ def _norm_mul(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
     return _with_batch(d, operands, {"out": out})
 
 
+def _gated_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x, weight, gate = _rows(rng, d), _normal(rng, d["width"]), _normal(rng, d["tokens"], d["stride"])
+    columns = gate[:, d["first"] :][:, : d["heads"] * d["width"]].reshape(x.shape)
+    out = reference.silu_mul(columns, weighted_norm(x, weight, d["eps"]))
+    return _with_batch(d, {"x": x, "weight": weight, "gate": gate}, {"out": out})
+
+
+def _gated(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    gate, b = _normal(rng, d["tokens"], d["stride"]) * 8, _normal(rng, d["tokens"], d["width"])
+    return _with_batch(
+        d, {"gate": gate, "b": b}, {"out": reference.sigmoid_mul(gate[:, d["first"] :][:, : d["width"]], b)}
+    )
+
+
 def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     a, b, weight = _rows(rng, d), _rows(rng, d), _normal(rng, d["width"])
     total = reference.add(a, b)
@@ -321,9 +335,15 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "embedding": _embedding,
     "add_positions": _add_positions,
     "slice": _slice,
-    "short_conv": recurrent_operands.short_conv,
-    "gated_delta_rule": recurrent_operands.gated_delta_rule,
-    "mamba2_scan": recurrent_operands.mamba2_scan,
+    **{
+        op: getattr(recurrent_operands, op)
+        for op in (
+            *("short_conv", "slice_short_conv", "mul_short_conv_mul", "gated_delta_rule", "slice_gated_delta_rule"),
+            *("short_conv_gated_delta_rule", "mamba2_scan"),
+        )
+    },
+    "rms_norm_silu_mul": _gated_norm,
+    "slice_sigmoid_mul": _gated,
     "take_rows": _take_rows,
     "add": _pointwise(reference.add),
     "mul": _pointwise(reference.mul),

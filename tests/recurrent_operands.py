@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shaderlm.graph import reference
 from shaderlm.graph.batch import make_batch
 
 Rng = np.random.Generator
@@ -44,21 +43,55 @@ def sequences(rng: Rng, tokens: int, *, single: bool) -> tuple[U32, U32, int]:
 def short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     batch, page_table, states = sequences(rng, d["tokens"], single=d["single"])
     x, weight = _normal(rng, d["tokens"], d["width"]), _normal(rng, d["width"], d["kernel"])
-    state = _normal(rng, states, d["kernel"] - 1, d["width"])
-    for position, _, pages in batch[1 : 1 + batch[0, 0], 1:].astype(np.int64):
-        if 0 < position < d["kernel"] - 1:  # zeros before the text
-            state[page_table[(pages & 0x7FFF_FFFF) - 1], : d["kernel"] - 1 - position] = 0
-    after = state.copy()
-    out = reference.short_conv(x, weight, batch, page_table, after, silu=d["silu"])
+    state = _normal(rng, states, d["kernel"], d["width"])
+    after, out = state.copy(), np.zeros(x.shape)
+    for t, (_, position, _, pages) in enumerate(batch[1 : 1 + batch[0, 0]].astype(np.int64)):
+        ring = after[page_table[(pages & 0x7FFF_FFFF) - 1]]
+        ring[position % d["kernel"]] = x[t]
+        for back in range(min(d["kernel"], position + 1)):
+            out[t] += weight[:, -1 - back].astype(np.float64) * ring[(position - back) % d["kernel"]]
+    out = out / (1 + np.exp(-out)) if d.get("silu") else out
     operands: Made = {"x": x, "weight": weight, "batch": batch, "page_table": page_table, "state": state}
     return operands, {"out": out, "state": after}
 
 
-def gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
-    """Worked out with matrices of each head, in f64."""
+def _columns(rng: Rng, tokens: int, stride: int, **parts: tuple[int, NDArray[Any]]) -> NDArray[np.float32]:
+    """Rows that have some columns from one on, and random numbers elsewhere."""
+    wide = _normal(rng, tokens, stride)
+    for first, values in parts.values():
+        wide[:, first : first + values.shape[1]] = values
+    return wide
+
+
+def slice_short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    operands, expected = short_conv(rng, d)
+    x = operands["x"]
+    assert x is not None
+    return {**operands, "x": _columns(rng, d["tokens"], d["stride"], x=(d["first"], x))}, expected
+
+
+def mul_short_conv_mul(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    """Factors before it that are powers of two: their quotients are exact."""
+    operands, expected = short_conv(rng, d)
+    x, out = operands["x"], expected["out"]
+    assert x is not None
+    assert out is not None
+    before = 2.0 ** rng.integers(-2, 3, x.shape)
+    after = _normal(rng, *x.shape)
+    parts = {"before": (d["before_first"], before), "values": (d["values_first"], x / before)}
+    wide = _columns(rng, d["tokens"], d["stride"], after=(d["after_first"], after), **parts)
+    return {**operands, "x": wide}, {**expected, "out": out * after}
+
+
+def gated_delta_rule(
+    rng: Rng, d: Mapping[str, Any], x: NDArray[Any] | None = None, rows: Made | None = None
+) -> tuple[Made, Made]:
+    """Worked out with matrices of each head, in f64. `x` and `rows`, a batch and its page table, if they are there."""
     batch, page_table, states = sequences(rng, d["tokens"], single=d["single"])
+    if rows is not None and rows["batch"] is not None and rows["page_table"] is not None:
+        batch, page_table = rows["batch"], rows["page_table"]
     tokens, Hk, Hv, Dk, Dv = (d[name] for name in ("tokens", "Hk", "Hv", "Dk", "Dv"))
-    x = _normal(rng, tokens, (2 * Hk * Dk + Hv * Dv))
+    x = _normal(rng, tokens, (2 * Hk * Dk + Hv * Dv)) if x is None else x
     alpha, beta = _normal(rng, tokens, Hv), _normal(rng, tokens, Hv)
     rate, shift = -np.exp(_normal(rng, Hv)), _normal(rng, Hv)
     state = _normal(rng, states, Hv, Dk, Dv)
@@ -98,3 +131,37 @@ def mamba2_scan(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     operands: Made = {"x": x, "bias": bias, "deltas": deltas}
     operands["factors"] = np.stack([rate, shift, skip]).astype(np.float32)
     return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}
+
+
+def slice_gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    operands, expected = gated_delta_rule(rng, d)
+    factors = _factors(rng, d, operands, d["stride"])
+    return {**operands, "factors": factors}, expected
+
+
+def _factors(rng: Rng, d: Mapping[str, Any], operands: Made, stride: int) -> NDArray[np.float32]:
+    """Rows that have alpha and beta, which are taken out of the operands."""
+    parts = {}
+    for name in ("alpha", "beta"):
+        values = operands.pop(name)
+        assert values is not None
+        parts[name] = (d[f"{name}_first"], values)
+    return _columns(rng, d["tokens"], stride, **parts)
+
+
+def short_conv_gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    """The two ops, then a norm of each head, times silu of a gate."""
+    tokens, heads, values = d["tokens"], d["Hv"], d["Dv"]
+    width = 2 * d["Hk"] * d["Dk"] + heads * values
+    before, mixed = short_conv(rng, {**d, "width": width, "silu": True})
+    operands, expected = gated_delta_rule(rng, d, mixed["out"], before)
+    x, y = before["x"], expected["out"]
+    assert x is not None
+    assert y is not None
+    gate, weight = _normal(rng, tokens, heads * values), _normal(rng, values)
+    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + d["eps"]) * weight
+    y = y * (gate / (1 + np.exp(-gate.astype(np.float64)))).reshape(y.shape)
+    operands["factors"] = _factors(rng, d, operands, d["factors_stride"])
+    wide = _columns(rng, tokens, d["stride"], x=(d["first"], x), gate=(d["gate_first"], gate))
+    operands |= {"x": wide, "conv_weight": before["weight"], "norm_weight": weight, "conv_state": before["state"]}
+    return operands, {**expected, "out": y, "conv_state": mixed["state"]}

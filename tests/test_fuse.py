@@ -26,7 +26,18 @@ from shaderlm.models.config import StepSpec
 from .architectures import TINY, llama
 
 # These models have neither GELU nor experts nor norms of heads nor norms of what is added.
-_ABSENT = ("gelu", "experts", "rms_norm_rope", "rms_norm_add", "rms_norm_mul_add", "embedding_scale")
+_ABSENT = (
+    "gelu",
+    "experts",
+    "rms_norm_rope",
+    "rms_norm_add",
+    "rms_norm_mul_add",
+    "embedding_scale",
+    "short_conv",
+    "delta",
+    "rms_norm_silu",
+    "sigmoid",
+)
 NAMES = [fusion.name for fusion in FUSIONS if not any(part in fusion.name for part in _ABSENT)]
 
 

@@ -223,6 +223,20 @@ def _gated(op: str, **values: str) -> tuple[Part, ...]:
     return gate, up, Part(op, "a=gate b=up -> out", {"count": lambda d: rows(d) * d["N"] // 2}, where(**values))
 
 
+def _taken(stride: str, first: str, count: Dim) -> dict[str, Dim]:
+    """Dims of a slice: so many columns, from one on, of rows that are so wide."""
+    return {"width": stride, "first": first, "count": count, "step": Is(1)}
+
+
+def _row_values(d: Dims) -> int:
+    return int(d["heads"] * d["width"])
+
+
+def _channels(d: Dims) -> int:
+    return int(2 * d["Hk"] * d["Dk"] + d["Hv"] * d["Dv"])
+
+
+_WIDTH: Mapping[str, Dim] = {"count": lambda d: d["tokens"] * d["width"]}
 _ROWS: Mapping[str, Dim] = {"heads": Is(1), "width": "K"}  # of the inputs of a product
 _NORMED: Mapping[str, Dim] = {**_ROWS, "residual": Is(False)}
 _STARTS: Mapping[str, Dim] = {
@@ -396,6 +410,106 @@ _TABLE = (
         },
         ("out", "k_cache", "v_cache"),
         conditions=(conditions.heads_are_columns, conditions.nothing_or_added),
+    ),
+    # Layers with a state. What they read may be columns of wider rows: products that read one tensor are merged.
+    Chain(
+        "slice_short_conv",
+        (
+            Part("slice", "x -> out=columns", _taken("stride", "first", "width")),
+            Part("short_conv", "x=columns weight batch page_table state -> out state"),
+        ),
+        {**PRIMITIVES["short_conv"].dims, "first": 0, "stride": of("width")},
+        ("out", "state"),
+    ),
+    Chain(
+        "mul_short_conv_mul",
+        (
+            *(
+                Part("slice", f"x -> out={name}", _taken("stride", f"{name}_first", "width"))
+                for name in ("before", "values", "after")
+            ),
+            Part("mul", "a=before b=values -> out=columns", _WIDTH),
+            Part("short_conv", "x=columns weight batch page_table state -> out=mixed state", {"silu": Is(False)}),
+            Part("mul", "a=after b=mixed -> out", _WIDTH),
+        ),
+        {
+            **{name: dim for name, dim in PRIMITIVES["short_conv"].dims.items() if name != "silu"},
+            "before_first": 0,
+            "after_first": of("width"),
+            "values_first": lambda d: 2 * d["width"],
+            "stride": lambda d: 3 * d["width"],
+        },
+        ("out", "state"),
+    ),
+    Chain(
+        "slice_gated_delta_rule",
+        (
+            *(
+                Part("slice", f"x=factors -> out={name}", _taken("stride", f"{name}_first", "Hv"))
+                for name in ("alpha", "beta")
+            ),
+            Part("gated_delta_rule", "x alpha beta decay batch page_table state -> out state"),
+        ),
+        {
+            **PRIMITIVES["gated_delta_rule"].dims,
+            "alpha_first": 0,
+            "beta_first": of("Hv"),
+            "stride": lambda d: 2 * d["Hv"],  # of the rows of factors
+        },
+        ("out", "state"),
+    ),
+    Chain(
+        "rms_norm_silu_mul",
+        (
+            Part("rms_norm_mul", "x weight batch -> out=normed", {"residual": Is(False)}),
+            Part("slice", "x=gate -> out=gate", _taken("stride", "first", _row_values), implied=_in_quads),
+            Part("silu_mul", "a=gate b=normed -> out", _EACH),
+        ),
+        {**NORM, "first": 0, "stride": _row_values},
+    ),
+    # All of one row between the products of a layer.
+    Chain(
+        "short_conv_gated_delta_rule",
+        (
+            Part("slice", "x -> out=columns", _taken("stride", "first", _channels)),
+            Part("slice", "x -> out=gate", _taken("stride", "gate_first", lambda d: d["Hv"] * d["Dv"])),
+            *(
+                Part("slice", f"x=factors -> out={name}", _taken("factors_stride", f"{name}_first", "Hv"))
+                for name in ("alpha", "beta")
+            ),
+            Part(
+                "short_conv",
+                "x=columns weight=conv_weight batch page_table state=conv_state -> out=mixed state=conv_state",
+                {"width": _channels, "silu": Is(True)},
+            ),
+            Part("gated_delta_rule", "x=mixed alpha beta decay batch page_table state -> out=y state"),
+            Part(
+                "rms_norm_mul",
+                "x=y weight=norm_weight batch -> out=y",
+                {"heads": "Hv", "width": "Dv", "residual": Is(False)},
+            ),
+            Part("silu_mul", "a=gate b=y -> out", {"count": lambda d: d["tokens"] * d["Hv"] * d["Dv"]}),
+        ),
+        {
+            **PRIMITIVES["gated_delta_rule"].dims,
+            "kernel": REQUIRED,
+            "eps": 1e-6,
+            "first": 0,
+            "gate_first": _channels,
+            "stride": lambda d: _channels(d) + d["Hv"] * d["Dv"],
+            "alpha_first": of("Hv"),
+            "beta_first": 0,
+            "factors_stride": lambda d: 2 * d["Hv"],
+        },
+        ("out", "state", "conv_state"),
+    ),
+    Chain(
+        "slice_sigmoid_mul",
+        (
+            Part("slice", "x=gate -> out=gate", _taken("stride", "first", "width")),
+            Part("sigmoid_mul", "a=gate b batch -> out", _WIDTH),
+        ),
+        {"tokens": 1, "width": REQUIRED, "first": 0, "stride": of("width"), "batched": False},
     ),
 )
 CHAINS: Mapping[str, Chain] = {chain.name: chain for chain in _TABLE}

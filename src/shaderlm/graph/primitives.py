@@ -196,8 +196,9 @@ _TABLE = (
         dict.fromkeys(cost.CACHES, cost.tokens),
         outputs=("k_cache", "v_cache"),
     ),
-    # Before the first token there are zeros. The state has the last kernel − 1 rows of x of a sequence; page_table has
-    # its row before the entries of the sequence.
+    # Before the first token there are zeros. The state has the last kernel rows of x of a sequence, that of position p
+    # at p mod kernel: rows are read while another one is written. page_table has its row before the entries of the
+    # sequence.
     Op(
         "short_conv",
         "Σ_j w[c, j] · x[t − (kernel − 1) + j, c] over rows of one sequence; silu: y / (1 + exp(−y)) of it",

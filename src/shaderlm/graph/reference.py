@@ -127,19 +127,20 @@ def state_row(record: Any, page_table: Any) -> int:
 
 
 def short_conv(x: Any, weight: Any, batch: Any, page_table: Any, state: Any, *, silu: bool) -> F64:
-    """[tokens, width], [width, kernel], states [rows, kernel − 1, width] → [tokens, width]; the states are changed.
+    """[tokens, width], [width, kernel], states [rows, kernel, width] → [tokens, width]; the states are changed.
 
-    A sequence begins after zeros, whatever its state holds. Padding rows are 0.
+    A state is a ring: the row at position p lies at p mod kernel. A sequence begins after zeros, whatever its state
+    holds. Padding rows are 0.
     """
-    out = np.zeros(x.shape, _dtype.get())
-    before = weight.shape[1] - 1
+    out, kernel = np.zeros(x.shape, _dtype.get()), weight.shape[1]
     for first, count in stretches(batch):
         record = batch[1 + first]
-        row = state_row(record, page_table)
-        history = state[row] if record[1] else np.zeros_like(state[row])
-        seen = np.concatenate([_floats(history), _floats(x[first : first + count])])
-        out[first : first + count] = sum(seen[j : j + count] * _floats(weight)[:, j] for j in range(before + 1))
-        state[row] = seen[-before:]
+        row, position = state_row(record, page_table), int(record[1])
+        before = [state[row, p % kernel] * (p >= 0) for p in range(position - kernel + 1, position)]
+        seen = np.concatenate([_floats(before), _floats(x[first : first + count])])
+        out[first : first + count] = sum(seen[j : j + count] * _floats(weight)[:, j] for j in range(kernel))
+        for t in range(max(0, count - kernel), count):
+            state[row, (position + t) % kernel] = x[first + t]
     return silu_mul(out, 1.0) if silu else out
 
 

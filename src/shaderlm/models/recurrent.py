@@ -193,7 +193,7 @@ class LayerBuilder:
         gated = self.pair("mul", "shortconv.gated", before, values, hidden)
         dims = {"width": hidden, "kernel": kernel, "silu": False}
         inputs = {"x": gated, "weight": self.vector("shortconv.conv.weight", hidden, kernel)}
-        y = self.recurrent("short_conv", "shortconv.conv", hidden, dims, inputs, (kernel - 1, hidden))
+        y = self.recurrent("short_conv", "shortconv.conv", hidden, dims, inputs, (kernel, hidden))
         y = self.pair("mul", "shortconv.mixed", after, y, hidden)
         return self.product("shortconv.out_proj", y, "shortconv.out_proj", hidden, hidden)
 
@@ -207,7 +207,7 @@ class LayerBuilder:
         beta, alpha = self._factors(x)
         dims: dict[str, Any] = {"width": delta.channels, "kernel": kernel, "silu": True}
         inputs = {"x": mixed, "weight": self.vector("ssm_conv1d.weight", delta.channels, kernel)}
-        mixed = self.recurrent("short_conv", "ssm_conv", delta.channels, dims, inputs, (kernel - 1, delta.channels))
+        mixed = self.recurrent("short_conv", "ssm_conv", delta.channels, dims, inputs, (kernel, delta.channels))
         inputs = {"x": mixed, "alpha": alpha, "beta": beta, "decay": self._decay(heads)}
         dims = {"Hk": delta.key_heads, "Hv": heads, "Dk": delta.key_width, "Dv": delta.value_width}
         shape = (heads, delta.key_width, delta.value_width)

@@ -13,8 +13,9 @@ _INCLUDES = {
     "rms_norm": ("norm/input_x", "norm/weight_none"),
     "rms_norm_mul": ("norm/input_x", "norm/weight_vector"),
     "add_rms_norm": ("norm/input_sum", "norm/weight_vector"),
+    "rms_norm_silu_mul": ("norm/input_x", "norm/weight_vector"),
 }
-_ROWS = {"rms_norm": ("x", "out"), "rms_norm_mul": ("x", "out"), "add_rms_norm": ("a", "b", "sum", "out")}
+_ROWS = {op: ("a", "b", "sum", "out") if op == "add_rms_norm" else ("x", "out") for op in _INCLUDES}
 
 
 def _quads_in_registers(quads: int) -> int:
@@ -42,14 +43,21 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
         else:
             sums, needs = reduction(caps)
             constants = _vec4_constants(width, caps)
-        added = "norm/added_rows" if dims.get("residual") else "norm/added_none"
-        kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], added, sums, row_count(dims)), needs)
+        finish = ("norm/finish_add",) if dims.get("residual") else ("norm/finish_none",)
+        if gated := op == "rms_norm_silu_mul":
+            finish = ("norm/finish_gate", "pointwise/apply_silu_mul")
+            quads = 1 if strategy == "scalar" else 4
+            sizes = {"GATE_VALUES": dims["heads"] * width, "GATE_STRIDE": dims["stride"], "GATE_FIRST": dims["first"]}
+            constants |= {name: size // quads for name, size in sizes.items()}
+        kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], *finish, sums, row_count(dims)), needs)
         params = _params(dims)
         buffers = dict.fromkeys(_ROWS[op], f32(rows * width)) | batch_if_read(dims)
         if op != "rms_norm":
             buffers["weight"] = f32(width)
         if dims.get("residual"):
             buffers["residual"] = f32(rows * width)
+        if gated:
+            buffers["gate"] = f32(dims["tokens"] * dims["stride"])
         named: dict[str, Constant] = dict(constants)
         return LaunchList((Dispatch(kernel, rows, params, named),), buffers)
 
@@ -69,6 +77,9 @@ def _both_norms_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why four values are not taken at a time."""
+    for name in ("first", "stride"):
+        if dims.get(name, 0) % 4:
+            return f"{name} % 4 must be 0, {name} is {dims[name]}"
     return f"width % 4 must be 0, width is {dims['width']}" if dims["width"] % 4 else None
 
 

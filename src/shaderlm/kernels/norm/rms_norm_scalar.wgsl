@@ -1,4 +1,4 @@
-// out[r, i] = added(r, i) + weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps)        added, v and weight are included
+// out[r, i] = finish(beside(r, i), weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps))        finish, v and weight are included
 // The baseline: a workgroup per row, one element per lane and step, the row read twice. Any width.
 // Grid: one workgroup per row of a token, folded.
 
@@ -34,6 +34,6 @@ fn main(
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(params.width) + params.eps);
     for (var i = lane; i < params.width; i = i + WG) {
-        out[first + i] = added_at(first + i) + input_at(first + i) * factor * weight_at(i);
+        out[first + i] = finish(beside_at(first + i), input_at(first + i) * factor * weight_at(i));
     }
 }

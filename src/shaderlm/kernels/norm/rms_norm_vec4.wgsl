@@ -1,6 +1,6 @@
-// out[r, i] = added(r, i) + weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps)        added, v and weight are included
+// out[r, i] = finish(beside(r, i), weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps))        finish, v and weight are included
 // A workgroup per row, four elements per lane and step: width must be a multiple of 4. The first KEEP steps stay in registers;
-// their weights and what is added are loaded while the row is summed: most rows are read once.
+// their weights and what is beside them are loaded while the row is summed: most rows are read once.
 // Grid: one workgroup per row of a token, folded.
 
 const WG: u32 = 64u;
@@ -42,24 +42,24 @@ fn main(
     var w1 = vec4<f32>();
     var w2 = vec4<f32>();
     var w3 = vec4<f32>();
-    let a0 = added_at(first + min(lane, last));
-    var a1 = vec4<f32>();
-    var a2 = vec4<f32>();
-    var a3 = vec4<f32>();
+    let b0 = beside_at(first + min(lane, last));
+    var b1 = vec4<f32>();
+    var b2 = vec4<f32>();
+    var b3 = vec4<f32>();
     if (KEEP > 1u) {
         v1 = input_at(first + min(i1, last));
         w1 = weight_at(min(i1, last));
-        a1 = added_at(first + min(i1, last));
+        b1 = beside_at(first + min(i1, last));
     }
     if (KEEP > 2u) {
         v2 = input_at(first + min(i2, last));
         w2 = weight_at(min(i2, last));
-        a2 = added_at(first + min(i2, last));
+        b2 = beside_at(first + min(i2, last));
     }
     if (KEEP > 3u) {
         v3 = input_at(first + min(i3, last));
         w3 = weight_at(min(i3, last));
-        a3 = added_at(first + min(i3, last));
+        b3 = beside_at(first + min(i3, last));
     }
     var squares = select(0.0, dot(v0, v0), lane < quads)
         + select(0.0, dot(v1, v1), i1 < quads)
@@ -71,23 +71,23 @@ fn main(
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(params.width) + params.eps);
     if (lane < quads) {
-        store(first + lane, v0, factor * w0, a0);
+        store(first + lane, v0, factor * w0, b0);
     }
     if (KEEP > 1u && i1 < quads) {
-        store(first + i1, v1, factor * w1, a1);
+        store(first + i1, v1, factor * w1, b1);
     }
     if (KEEP > 2u && i2 < quads) {
-        store(first + i2, v2, factor * w2, a2);
+        store(first + i2, v2, factor * w2, b2);
     }
     if (KEEP > 3u && i3 < quads) {
-        store(first + i3, v3, factor * w3, a3);
+        store(first + i3, v3, factor * w3, b3);
     }
     for (var i = lane + KEEP * WG; i < quads; i = i + WG) {
-        store(first + i, input_at(first + i), factor * weight_at(i), added_at(first + i));
+        store(first + i, input_at(first + i), factor * weight_at(i), beside_at(first + i));
     }
 }
 
-fn store(i: u32, v: vec4<f32>, scale: vec4<f32>, added: vec4<f32>) {
+fn store(i: u32, v: vec4<f32>, scale: vec4<f32>, beside: vec4<f32>) {
     keep_input(i, v);
-    out[i] = added + v * scale;
+    out[i] = finish(beside, v * scale);
 }

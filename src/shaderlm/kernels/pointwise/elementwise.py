@@ -43,6 +43,25 @@ def _binary_launch_list(op: str, width: int, dims: Dims, caps: DeviceCaps) -> La
     return LaunchList((covering(kernel, count // width, params, _value(width)),), buffers)
 
 
+def _columns_launch_list(width: int, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """Of sigmoid_mul whose gates are columns of wider rows."""
+    tokens, values, stride = dims["tokens"], dims["width"], dims["stride"]
+    kernel = Kernel("pointwise/columns", ("pointwise/apply_sigmoid_mul", row_count(dims)))
+    params = {
+        "tokens": tokens,
+        "per_token": values // width,
+        "stride": stride // width,
+        "first": dims["first"] // width,
+    }
+    buffers = {"gate": f32(tokens * stride), **dict.fromkeys(("b", "out"), f32(tokens * values)), **batch_if_read(dims)}
+    return LaunchList((covering(kernel, tokens * values // width, params, _value(width)),), buffers)
+
+
+def _columns_vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    names = ("width", "stride", "first")
+    return next((f"{name} % 4 must be 0, {name} is {dims[name]}" for name in names if dims[name] % 4), None)
+
+
 def _value(width: int) -> dict[str, str]:
     return {"value": "f32" if width == 1 else "vec4<f32>"}
 
@@ -55,12 +74,16 @@ def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"values per token % 4 must be 0, they are {each}" if each % 4 else None
 
 
-ROUTES: tuple[Route, ...] = tuple(
-    route
-    for ops, launch_list in ((_UNARY, _unary_launch_list), (_BINARY, _binary_launch_list))
-    for op in ops
-    for route in (
-        Route(op, "vec4", partial(launch_list, op, 4), _vec4_unsupported_reason),
-        Route(op, "scalar", partial(launch_list, op, 1)),
-    )
+ROUTES: tuple[Route, ...] = (
+    *(
+        route
+        for ops, launch_list in ((_UNARY, _unary_launch_list), (_BINARY, _binary_launch_list))
+        for op in ops
+        for route in (
+            Route(op, "vec4", partial(launch_list, op, 4), _vec4_unsupported_reason),
+            Route(op, "scalar", partial(launch_list, op, 1)),
+        )
+    ),
+    Route("slice_sigmoid_mul", "vec4", partial(_columns_launch_list, 4), _columns_vec4_unsupported_reason),
+    Route("slice_sigmoid_mul", "scalar", partial(_columns_launch_list, 1)),
 )

@@ -13,17 +13,19 @@ const KEYS: u32 = 128u;  // width of a key
 const ROWS: u32 = 32u;   // KEYS / PARTS
 const SINGLE: bool = false;  // each row is of another sequence
 const GROUPED: bool = false;  // neighbouring value heads have the same key head
-const NORM_EPS: f32 = 1e-6;
 
 struct Params {
     key_heads: u32,
     value_heads: u32,
     values: u32,  // width of a value
+    stride: u32,  // between rows of alpha and beta
+    alpha_first: u32,
+    beta_first: u32,
 }
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;              // [tokens, 2 · key_heads · KEYS + value_heads · values]
-@group(0) @binding(1) var<storage, read> alpha: array<f32>;          // [tokens, value_heads]
-@group(0) @binding(2) var<storage, read> beta: array<f32>;           // [tokens, value_heads]
+@group(0) @binding(1) var<storage, read> alpha: array<f32>;          // [tokens, stride]
+@group(0) @binding(2) var<storage, read> beta: array<f32>;           // [tokens, stride]
 @group(0) @binding(3) var<storage, read> decay: array<f32>;          // [2, value_heads]: rate, shift
 @group(0) @binding(4) var<storage, read> batch: array<vec4<u32>>;    // [1 + tokens]
 @group(0) @binding(5) var<storage, read> page_table: array<u32>;
@@ -38,10 +40,6 @@ var<workgroup> products: array<f32, WG>;     // of a lane's rows: k q
 
 fn state_count() -> u32 {
     return arrayLength(&state) / (params.value_heads * KEYS * params.values);
-}
-
-fn softplus(v: f32) -> f32 {
-    return select(log(1.0 + exp(min(v, 20.0))), v, v > 20.0);
 }
 
 @compute @workgroup_size(WG)
@@ -82,8 +80,7 @@ fn main(
             queries[i] = x[q_at + i];
             keys[i] = x[q_at + params.key_heads * KEYS + i];
         }
-        let factor = t * params.value_heads + head;
-        let g = exp(decay[head] * softplus(alpha[factor] + decay[params.value_heads + head]));
+        let g = decay_of(alpha[t * params.stride + params.alpha_first + head], decay[head], decay[params.value_heads + head]);
         workgroupBarrier();
         var sum = vec4<f32>();
         var product = 0.0;
@@ -109,12 +106,13 @@ fn main(
         if (there) {
             value = x[t * channels + 2u * params.key_heads * KEYS + head * params.values + column];
         }
-        let change = (value - sum.x * k_scale) * sigmoid(beta[factor]) * k_scale;
+        let learned = sigmoid(beta[t * params.stride + params.beta_first + head]);
+        let change = (value - sum.x * k_scale) * learned * k_scale;
         for (var r = 0u; r < ROWS; r = r + 1u) {
             S[r] = S[r] + keys[first_row + r] * change;
         }
         if (there && first_row == 0u) {
-            out[factor * params.values + column] = (sum.y + product * change) * q_scale;
+            out[(t * params.value_heads + head) * params.values + column] = (sum.y + product * change) * q_scale;
         }
         workgroupBarrier();
     }
@@ -123,8 +121,4 @@ fn main(
             state[base + (first_row + r) * params.values] = S[r];
         }
     }
-}
-
-fn sigmoid(v: f32) -> f32 {
-    return select(1.0 / (1.0 + exp(-max(v, -88.0))), 0.0, v < -88.0);
 }

@@ -1,29 +1,37 @@
-"""Route of short_conv: a causal convolution over few tokens, whose state is the last of them."""
+"""Routes of short_conv and its chains: a causal convolution over few tokens, whose state is the last of them."""
 
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, Route, batch_bytes, covering, f32
-from ..wgsl import Kernel
+from ..wgsl import Constant, Kernel
+
+_OPS = ("short_conv", "slice_short_conv", "mul_short_conv_mul")
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    tokens, width, kernel = dims["tokens"], dims["width"], dims["kernel"]
-    params, one_row = {"width": width, "taps": kernel}, {"ONE_ROW": tokens == 1}
-    constants = {**one_row, "SINGLE": dims["single"], "SILU": dims["silu"]}
-    rows = Kernel("recurrent/short_conv", ("shared/batch", "recurrent/states", "shared/silu"))
-    dispatches = [covering(rows, tokens * width, params, constants)]
+    tokens, width, kernel, stride = dims["tokens"], dims["width"], dims["kernel"], dims.get("stride", dims["width"])
+    gated = "before_first" in dims
+    params = {"width": width, "taps": kernel, "stride": stride}
+    params["first"] = dims["before_first"] if gated else dims.get("first", 0)
+    params |= {name: dims.get(name, 0) for name in ("values_first", "after_first")}
+    include = ("shared/batch", "recurrent/states", f"recurrent/columns_{'gated' if gated else 'each'}")
+    include = include if gated else (*include, "shared/silu")
+    constants: dict[str, Constant] = {"ONE_ROW": tokens == 1} | ({} if gated else {"SILU": dims["silu"]})
+    rows = Kernel("recurrent/short_conv", include)
+    dispatches = [covering(rows, tokens * width, params, {**constants, "SINGLE": dims["single"]})]
     if not dims["single"]:
-        states = Kernel("recurrent/short_conv_state", ("shared/batch", "recurrent/states"))
-        dispatches.append(covering(states, tokens * width, params, one_row))
+        states = Kernel("recurrent/short_conv_state", include)
+        dispatches.append(covering(states, tokens * width, params, constants))
     buffers = {
-        **dict.fromkeys(("x", "out"), f32(tokens * width)),
+        "x": f32(tokens * stride),
+        "out": f32(tokens * width),
         "weight": f32(width * kernel),
         "batch": batch_bytes(tokens),
         "page_table": f32(1),
-        "state": f32((kernel - 1) * width),
+        "state": f32(kernel * width),
     }
     return LaunchList(tuple(dispatches), buffers)
 
 
-ROUTES: tuple[Route, ...] = (Route("short_conv", "channels", _launch_list),)
+ROUTES: tuple[Route, ...] = tuple(Route(op, "channels", _launch_list) for op in _OPS)
