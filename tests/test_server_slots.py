@@ -98,6 +98,16 @@ def test_a_request_that_runs_nothing_leaves_slots_alone(http: httpx.Client) -> N
     assert change(http, "save", slot=0)["n_saved"] == len(PROMPT) + 8 - 1
 
 
+def test_embeddings_leave_slots_alone(tiny: Path, tmp_path: Path) -> None:
+    with running(loader(tiny, tmp_path, embedding=True)) as server, server.client() as http:
+        complete(http, slot=0)
+        for route, field in (("/api/embed", "input"), ("/api/embeddings", "prompt"), ("/embedding", "content")):
+            answer = http.post(route, json={"model": "tiny", field: "the an"})
+            assert answer.status_code == 200, answer.text
+        assert http.post("/v1/embeddings", json={"input": "the"}).status_code == 200
+        assert change(http, "save", slot=0)["n_saved"] == len(PROMPT) + 8 - 1
+
+
 def test_another_start_restores_it(tiny: Path, tmp_path: Path) -> None:
     with running(loader(tiny, tmp_path)) as server, server.client() as http:
         text, _ = complete(http)

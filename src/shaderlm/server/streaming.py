@@ -35,7 +35,7 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
     client = request.scope[CLIENT]
     handles = await service.submit(prepared.served, [replace(each, client=client) for each in prepared.requests])
     request.scope[HANDLES] = handles
-    if prepared.served.slots is not None and handles:
+    if prepared.served.slots is not None and handles and handles[0].request.generates:
         prepared.served.slots.note(client, getattr(prepared.body, "id_slot", None), handles)
     if prepared.stream:
         try:
