@@ -37,7 +37,7 @@ WORDS = ("the", "an", "in", "ou", "er")
 LIMITS = (429, 503)  # with Retry-After
 DISK = 2_000_000  # bytes of the cache: twenty records
 OPTIONS = ["--kv-memory", "2MB", "--cache-disk", str(DISK), "--parallel", "8", "--queue", "24", "--models-max", "2"]
-# Texts of this one do not depend on what runs beside them, to the bit, and it has no cache: they must be equal.
+# Texts of this one depend on nothing that runs beside them, nor on what is cached, to the bit: they must be equal.
 SAME, OWN_OPTIONS = "cow", "[cow]\ndeterministic = true\n"
 MAX_OTHERS = 0.02  # of the texts of the others: two tokens that are almost as likely
 WARM_SHARE, WARM_TEXTS = 0.25, 20  # of the time, and texts of each model, until memory is looked at
@@ -100,6 +100,14 @@ class Server:
         self._reader.start()
         listening.wait(PATIENCE)
         assert self.url, f"the server does not listen; see {self.log.name}"
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """No server outlives what it was started for."""
+        self.process.kill()
+        self.wait()
 
     def wait(self, seconds: float = PATIENCE) -> int:
         """Its exit code, after its end."""
@@ -259,30 +267,31 @@ async def until_idle(server: Server, seen: Seen) -> None:
 async def kills(models: Path, cache: Path, options: list[str], seen: Seen, times: int) -> None:
     """Kill the server while it writes, and use what it left."""
     for number in range(times):
-        server, before = Server(models, cache, options), records(cache)
-        tasks = [asyncio.create_task(client(server.url, i, time.monotonic() + PATIENCE, seen)) for i in range(8)]
-        until = time.monotonic() + PATIENCE
-        while not records(cache) - before and time.monotonic() < until:
-            await asyncio.sleep(0.002)
-        if not records(cache) - before:
-            seen.problems.append("the server wrote nothing to the cache on disk")
-        await asyncio.sleep(random.Random(number).uniform(0, 0.1))
-        server.process.send_signal(signal.SIGKILL)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        server.wait()
+        before = records(cache)
+        with Server(models, cache, options) as server:
+            tasks = [asyncio.create_task(client(server.url, i, time.monotonic() + PATIENCE, seen)) for i in range(8)]
+            until = time.monotonic() + PATIENCE
+            while not records(cache) - before and time.monotonic() < until:
+                await asyncio.sleep(0.002)
+            if not records(cache) - before:
+                seen.problems.append("the server wrote nothing to the cache on disk")
+            await asyncio.sleep(random.Random(number).uniform(0, 0.1))
+            server.process.send_signal(signal.SIGKILL)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         print(f"killed, with {len(records(cache))} records on disk", flush=True)
     whole, until = damage(cache), time.monotonic() + PATIENCE
-    server, used, refused = Server(models, cache, options), set[str](), 0
-    while not (used and refused) and time.monotonic() < until:
-        await load(server, 0.3, 8, seen)
-        used |= {path.name for path, before in whole.items() if changed(path, before)}
-        refused = int((await server.metrics())["shaderlm:disk_cache_invalid_total"])
+    used, refused = set[str](), 0
+    with Server(models, cache, options) as server:
+        while not (used and refused) and time.monotonic() < until:
+            await load(server, 0.3, 8, seen)
+            used |= {path.name for path, before in whole.items() if changed(path, before)}
+            refused = int((await server.metrics())["shaderlm:disk_cache_invalid_total"])
+        stop(server, seen)
     print(f"{len(used)} of {len(whole)} records that were whole were used, {refused} others were refused")
     if not used or not refused:
         seen.problems.append("of the records that were left, none was used or none refused")
-    stop(server, seen)
 
 
 def changed(path: Path, before: int) -> bool:
@@ -347,11 +356,11 @@ def main() -> int:
             write_tiny(models / f"{name}.gguf", ("llama", "qwen3")[seed % 2], seed=seed, context=256)
         models.with_name("models.toml").write_text(OWN_OPTIONS)
         options = [*given.options, *(["--models-memory", given.models_memory] if given.models_memory else [])]
-        server = Server(models, cache, options)
-        growth = asyncio.run(load(server, given.minutes, given.clients, seen))
-        growth.check(given.growth_per_step, seen)
-        numbers = asyncio.run(server.metrics())
-        stop(server, seen)
+        with Server(models, cache, options) as server:
+            growth = asyncio.run(load(server, given.minutes, given.clients, seen))
+            growth.check(given.growth_per_step, seen)
+            numbers = asyncio.run(server.metrics())
+            stop(server, seen)
         check_disk(cache, numbers, seen)
         asyncio.run(kills(models, cache, options, seen, given.kills))
         log = (Path(folder) / "server.log").read_text(errors="replace")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shaderlm.cli.serve import may_pull
-from shaderlm.engine import Handle, load
+from shaderlm.engine import Handle, LanguageModel, load
 from shaderlm.errors import ModelError
 from shaderlm.server import ollama, pulls
 from shaderlm.server.errors import ApiError
@@ -338,6 +338,23 @@ def test_embeddings(http: httpx.Client, server: Running, path: Path) -> None:
     assert "at most the model's" in http.post("/api/embed", json={"input": "x", "dimensions": 65}).json()["error"]
     with load(path, device="cpu") as model, pytest.raises(ApiError, match="--embedding"):
         prepare(ServedModel(model), ollama.Embed, input="x")
+
+
+def test_the_rest_of_a_long_input_is_not_read(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 16 MB takes seconds to tokenise, and the context holds 512 tokens of them."""
+    served, tokenize, sizes = ServedModel(server.model, embedding=True), LanguageModel.tokenize, list[int]()
+
+    def counted(model: LanguageModel, text: str, **options: Any) -> list[int]:
+        sizes.append(len(text))
+        return tokenize(model, text, **options)
+
+    monkeypatch.setattr(LanguageModel, "tokenize", counted)
+    for text in ("the an " * 600, "the an " * 30_000, "ø" * 90_000, " " * 90_000 + "the"):
+        (request,) = prepare(served, ollama.Embed, input=text, truncate=True).requests
+        assert list(request.prompt_ids) == tokenize(server.model, text)[: served.context]
+        assert sizes[-1] <= 64 * served.context
+    (request,) = prepare(served, ollama.Embed, input="the an", truncate=True).requests
+    assert list(request.prompt_ids) == tokenize(server.model, "the an")
 
 
 # Models --------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ LINES = "application/x-ndjson"
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Options that have the same names everywhere.
 _SHARED = tuple(name for name in types.OllamaOptions.__struct_fields__ if name in SamplingFields.__struct_fields__)
+_BORDER = 64  # tokens before the place where a text is cut that may be others in the whole text
 Calls = Sequence[types.OllamaAnswerCall]
 
 
@@ -429,7 +430,13 @@ class Embed(Prepared):
         self.requests = [served.model.embed_request(self._cut(each) if body.truncate else each) for each in inputs]
 
     def _cut(self, text: str) -> list[int]:
-        return self.served.model.tokenize(text)[: self.served.context]
+        """As many tokens as the context holds. Of a text that is much longer the rest is not read."""
+        context, characters = self.served.context, 16 * self.served.context
+        while True:
+            ids = self.served.model.tokenize(text[:characters])
+            if characters >= len(text) or len(ids) >= context + _BORDER:
+                return ids[:context]
+            characters *= 4
 
     def response(self, handles: Sequence[Handle]) -> types.OllamaEmbedResponse:
         """One embedding for each handle."""
