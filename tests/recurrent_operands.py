@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shaderlm.graph.batch import make_batch
+from shaderlm.graph.batch import NONE, make_batch
 
 Rng = np.random.Generator
 U32 = NDArray[np.uint32]
@@ -31,13 +31,27 @@ def sequences(rng: Rng, tokens: int, *, single: bool) -> tuple[U32, U32, int]:
         slots += [slot] * count
         if len(positions) == rows:
             break
-    count = slots[-1] + 1
-    table = rng.permutation(count + 2)[:count].astype(
-        np.uint32
-    )  # of each sequence its row, and a page that nobody reads
-    page_table = np.stack([table, np.zeros_like(table)], axis=1).reshape(-1)
-    batch = make_batch(positions, 0, 2 * np.array(slots) + 1, tokens=tokens)
-    return batch, page_table, count + 2
+    count, spares = slots[-1] + 1, {slot: max(0, slots.count(slot) - 1) for slot in (0, 2, 3)}  # these verify drafts
+    states = count + 2 + sum(spares.values())
+    table = rng.permutation(count + 2)[:count]
+    # Of each sequence its first spare row and its row, and a page that nobody reads.
+    page_table = np.zeros((count, 3), np.uint32)
+    page_table[:, 0], page_table[:, 1], first = NONE, table, count + 2
+    for slot, more in spares.items():
+        if more:
+            page_table[slot, 0], first = first, first + more
+    batch = make_batch(positions, 0, 3 * np.array(slots) + 2, tokens=tokens)
+    return batch, page_table.reshape(-1), states
+
+
+def leave(
+    after: NDArray[Any], batch: U32, page_table: U32, t: int, state: NDArray[Any], entries: Any = slice(None)
+) -> None:
+    """The state after row t goes to its spare row, if it has one: another row of its sequence follows."""
+    pages = batch[1:, 3] & np.uint32(0x7FFF_FFFF)
+    spare = int(page_table[int(pages[t]) - 2])
+    if spare != NONE and t + 1 < batch[0, 0] and pages[t + 1] == pages[t]:
+        after[spare + t - int(np.flatnonzero(pages == pages[t])[0]), entries] = state[entries]
 
 
 def short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
@@ -50,6 +64,8 @@ def short_conv(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
         ring[position % d["kernel"]] = x[t]
         for back in range(min(d["kernel"], position + 1)):
             out[t] += weight[:, -1 - back].astype(np.float64) * ring[(position - back) % d["kernel"]]
+        entries = (position - np.arange(min(d["kernel"], position + 1))) % d["kernel"]  # others are left as they are
+        leave(after, batch, page_table, t, ring, entries)
     out = out / (1 + np.exp(-out)) if d.get("silu") else out
     operands: Made = {"x": x, "weight": weight, "batch": batch, "page_table": page_table, "state": state}
     return operands, {"out": out, "state": after}
@@ -106,6 +122,7 @@ def gated_delta_rule(
             S = after[row, head] * np.exp(rate[head] * np.log1p(np.exp(alpha[t, head] + shift[head]))) * (position > 0)
             S = S + np.outer(k, (v - k @ S) / (1 + np.exp(-beta[t, head])))
             after[row, head], out[t, head] = S, q @ S
+        leave(after, batch, page_table, t, after[row])
     operands: Made = {"x": x, "alpha": alpha, "beta": beta, "decay": np.stack([rate, shift]).astype(np.float32)}
     return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}
 
@@ -128,6 +145,7 @@ def mamba2_scan(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
             dt = np.clip(np.log1p(np.exp(deltas[t, head] + shift[head])), d["dt_min"], d["dt_max"] or np.inf)
             S = after[row, head] * np.exp(rate[head] * dt) * (position > 0) + np.outer(B, dt * v)
             after[row, head], out[t, head] = S, C @ S + skip[head] * v
+        leave(after, batch, page_table, t, after[row])
     operands: Made = {"x": x, "bias": bias, "deltas": deltas}
     operands["factors"] = np.stack([rate, shift, skip]).astype(np.float32)
     return {**operands, "batch": batch, "page_table": page_table, "state": state}, {"out": out, "state": after}

@@ -142,7 +142,7 @@ def test_a_model_drafts_if_it_is_asked_to(tiny: Path) -> None:
             shaderlm.load(tiny, **options)
 
 
-def test_models_whose_cache_cannot_be_cut_do_not_draft() -> None:
+def test_models_whose_cache_cannot_be_cut_do_not_draft_for_others() -> None:
     config: Any = SimpleNamespace(recurrent=True, architecture="lfm2")
     with pytest.raises(InputError, match="lfm2 cannot"):
         check_can_draft(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 
 from shaderlm.engine import LanguageModel
+from shaderlm.engine.drafts import Drafts
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.request import EngineOptions
+from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
+from shaderlm.runtime.sampler_settings import GREEDY
 
 from .checkpoints import recorded, write_gguf
 from .command_line import shaderlm as run
@@ -286,6 +290,110 @@ def disk_hits(model: LanguageModel) -> int:
     disk = model.engine.stats().disk
     assert disk is not None
     return disk.hits
+
+
+@pytest.mark.parametrize("rows", [2, 5, 9])
+def test_rejected_drafts(rows: int, runner: Runner, ids: list[int], logits: F32) -> None:
+    """However many drafts are right, the state is that after them; beside a sequence that verifies none."""
+    other = runner.add()
+    runner.feed(other, ids[:10])
+    for right in range(rows):
+        sequence, length = runner.add(), 20 + right
+        runner.feed(sequence, ids[:length])
+        wrong = [(i + 1) % runner.config.vocabulary for i in ids[length + 1 + right :][: rows - 1 - right]]
+        tokens = [*ids[length : length + 1 + right], *wrong]
+        places = runner.pool.unused_slots(rows - 1)
+        chunk = SequenceChunk(sequence, tokens, "tokens", GREEDY, None, [GREEDY] * (rows - 1), places)
+        before = other.length
+        drawn = runner.step([chunk, SequenceChunk(other, ids[before : before + 1], "nothing")]).tokens
+        assert drawn is not None
+        words = drawn.wait()
+        expected = logits[length : length + 1 + right].argmax(-1)
+        assert [int(words[slot]) for slot in chunk.slots[: right + 1]] == expected.tolist()
+        left = length + 1 + right
+        assert runner.truncate(sequence, left) == left
+        found = runner.feed(sequence, ids[left : left + 2], "logits").logits
+        assert found is not None
+        assert_logits(found[-1], logits[left + 1], f"{right} of {rows - 1} drafts are right")
+        assert runner.truncate(sequence, length + 1) == 0, "the prompt's rows leave no states"
+        runner.free(sequence)
+    found = runner.feed(other, ids[other.length :][:1], "logits").logits
+    assert found is not None
+    assert_logits(found[-1], logits[other.length - 1], "beside them")
+    runner.free(other)
+    assert runner.states.spares == 0
+    assert runner.states.free + len(runner.states.snapshots) == runner.states.rows
+
+
+def test_texts_with_drafts_are_those_without(path: Path) -> None:
+    """A drafter that is right half of the time, across the ends of pages; then the cache is used."""
+    with load_with(path, device="numpy", cache="f32", precision="exact") as model:
+        words = [int(i) for i in np.random.default_rng(8).integers(0, model.config.vocabulary, PAGE - 20)]
+        expected = generate(model, words, 40)[0]
+        again = generate(model, [*words, *expected, *words[:5]], 10)
+        begin(model)
+        model.engine.use_drafts(Drafts(_HalfRight(words + expected), 6, measured=False))
+        found = model.engine.submit(model.request(words, max_tokens=40, temperature=0, ignore_eos=True))
+        completion = found.result()
+        assert completion is not None
+        assert completion.ids == expected
+        assert 0 < found.accepted < found.drafted
+        assert generate(model, [*words, *expected, *words[:5]], 10) == again, "the snapshot at the end of the page"
+        assert again[1] == PAGE
+
+
+def test_there_is_no_room_for_states_of_drafts(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is not drafted, or refused by name; a deterministic model has none."""
+    runner = model.runner
+    sequence = runner.add()
+    runner.feed(sequence, [3, 4, 5])
+    monkeypatch.setattr(type(runner), "max_snapshots", 3)
+    assert runner.reserve_spares(sequence, 8) == 3
+    chunk = SequenceChunk(sequence, [3] * 5, "tokens", GREEDY, None, [GREEDY] * 4, runner.pool.unused_slots(4))
+    with pytest.raises(DeviceError, match="3 states of rows that verify drafts"):
+        runner.step([chunk])
+    monkeypatch.setattr(runner, "_grow_states", lambda rows: failing(MemoryError("no memory")))
+    monkeypatch.setattr(runner.states, "take_run", lambda count: None)
+    runner.free(sequence)
+    other = runner.add()
+    assert runner.reserve_spares(other, 2) == 0
+    monkeypatch.setattr(runner, "deterministic", True)
+    assert runner.max_spares == 0
+    runner.free(other)
+    assert runner.states.spares == 0
+
+
+class _HalfRight:
+    """Drafts what comes, but every other token in turn is wrong."""
+
+    def __init__(self, text: list[int]) -> None:
+        self._text, self._turn = text, 0
+
+    def chances(self, state: SequenceState, most: int) -> list[float]:
+        return [0.5] * most
+
+    def draft(self, wanted: Sequence[tuple[SequenceState, int]]) -> list[list[int]]:
+        drafts = []
+        for state, count in wanted:
+            self._turn += 1
+            right = self._text[len(state.tokens) :][: min(count, self._turn % 7)]
+            drafts.append([*right, *[1] * (count - len(right))])
+        return drafts
+
+    def seconds(self, longest: int) -> float:
+        return 0.0
+
+    def verified(self, state: SequenceState, drafted: int, accepted: int) -> None:
+        pass
+
+    def forget(self, state: SequenceState) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def test_it_is_not_exported(path: Path, tmp_path: Path) -> None:

@@ -162,7 +162,6 @@ def _memory(
     from ..engine.draft_settings import check_can_draft
 
     small = described(draft_model)
-    check_can_draft(config)
     check_can_draft(small[1])
     drafts = _memory_of_one(*small, min(context, small[1].context), device, backend)
     limit = memory["cache_limit"]

@@ -1,4 +1,7 @@
-"""How an engine is asked to draft, and which models can. Imports little: the command line reads it for its help."""
+"""How an engine is asked to draft, and which models draft for others.
+
+Imports little: the command line reads it for its help.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ DRAFT_TOKENS = 15  # unless another number is given: with the row of the token b
 
 
 def check_can_draft(config: Config) -> None:
-    """Refuse models whose caches cannot be truncated to the tokens that were accepted."""
+    """Refuse models that cannot draft for others: their caches must be truncated to what was accepted."""
     if config.recurrent:
         raise InputError(
-            "drafts need a cache that can be truncated to any token; the states of the recurrent layers of "
-            f"{config.architecture} cannot. Load it without drafts"
+            "a model that drafts needs a cache that can be truncated to any token; the states of the recurrent layers "
+            f'of {config.architecture} cannot. Take another one, or draft="ngram"'
         )
 
 

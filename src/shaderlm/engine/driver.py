@@ -38,7 +38,6 @@ from ..runtime.runner import U32, Runner, bucket
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .counters import Counters
-from .draft_settings import check_can_draft
 from .drafts import Drafter, Drafts
 from .handle import Handle, wake
 from .inbox import Inbox
@@ -74,6 +73,7 @@ class Engine:
         limits = self._core.limits(self.options)
         self._scheduler = Scheduler(runner.pool, self._cache, limits, runner.share, runner.free)
         self._scheduler.snapshot, self._scheduler.release_state = runner.snapshot, runner.release_state
+        self._scheduler.reserve_spares = runner.reserve_spares
         runner.evict_snapshot = self._cache.evict_snapshot
         self._scheduler.preempted = self._core.forget
         runner.reclaim = self._cache.reclaim
@@ -144,8 +144,6 @@ class Engine:
         """Draft tokens from now on, or none. Only while there are no requests."""
         if active := self._inbox.all_active():
             raise InputError(f"the engine has {len(active)} requests; say how it drafts before the first one")
-        if drafts is not None:
-            check_can_draft(self._runner.config)
         self._drafts = drafts
 
     @property
@@ -564,6 +562,7 @@ class Engine:
         handle.accepted += accepted
         with self._runner.lock:
             self._runner.truncate(state.kv_sequence, len(state.tokens) + accepted)
+            self._scheduler.verified(state)
         for i, (token, slot) in enumerate(zip(rows.drafts[:accepted], slots, strict=False)):
             self._add_token(state, token, handle.last, before)
             handle.last = now

@@ -161,8 +161,6 @@ def load_with(
         target = opening.result()
         packed = target is None and packs_weights(device)
         config = config_of_file(kind, file, context, dense=target is None and not packed, ignore_keys=ignore_keys)
-        if draft is not None:
-            check_can_draft(config)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = FileSource(file)
         runner: GpuRunner | NumpyRunner

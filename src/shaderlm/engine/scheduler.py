@@ -131,6 +131,7 @@ class SchedulerLimits:
     max_decode: int = MAX_SEQUENCES  # rows of a step that decode or verify drafts; at least `max_running`
     max_pages: int = 1 << 31  # of the pool, if the device has the memory
     has_states: bool = False  # a sequence begins only where there is a snapshot of its state
+    max_spares: int = 1 << 31  # states after rows that verify drafts, of all sequences
 
 
 @dataclass
@@ -139,7 +140,7 @@ class Scheduler:
 
     `share(pages, length, state)` makes a sequence that begins with these pages of the pool and, of a model with states,
     with a copy of this row of them. `free` gives one back. `snapshot` copies the state of a sequence to a row, and
-    `release_state` gives it back.
+    `release_state` gives it back. `reserve_spares` says for how many of so many drafts there is room for states.
     """
 
     pool: PagePool
@@ -154,6 +155,7 @@ class Scheduler:
     on_cached: Callable[[SequenceState, int], None] | None = None
     snapshot: Callable[[KvSequence], int | None] = lambda sequence: None
     release_state: Callable[[int], None] = lambda row: None
+    reserve_spares: Callable[[KvSequence, int], int] = lambda sequence, count: count
     preemptions: int = 0
     _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
     _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
@@ -348,7 +350,7 @@ class Scheduler:
                 state.in_flight += 1
                 state.remaining -= 1
                 state.on_device = not state.host_sampled and not rows.drafted
-            if self.limits.has_states:
+            if self.limits.has_states and not rows.drafted:  # drafts are not confirmed
                 self._snapshot(rows.state)
             if rows.ids is not None:
                 self._insert_prompt(rows.state)
@@ -365,6 +367,11 @@ class Scheduler:
         if decode_rows:
             return Batch(tuple(decode_rows), all(rows.ids is None for rows in decode_rows))
         return self._make_progress() if self._is_stuck else None
+
+    def verified(self, state: SequenceState) -> None:
+        """Drafts were verified, and what was wrong is cut off."""
+        if self.limits.has_states:
+            self._snapshot(state)
 
     def set_drafting(self, state: SequenceState, on: bool) -> None:
         """Whether the next rows of a sequence verify drafts."""
@@ -428,7 +435,7 @@ class Scheduler:
         """How many drafts may be verified beside so many decode rows. Their tokens need slots that no sequence has."""
         limits, starting = self.limits, min(len(self.waiting), max(0, self._max_running - len(self.running)))
         most = min(limits.max_rows, limits.max_outputs, limits.max_decode) - decode_rows
-        return max(0, min(most, MAX_SEQUENCES - self.pool.sequences - starting))
+        return max(0, min(most, MAX_SEQUENCES - self.pool.sequences - starting, limits.max_spares))
 
     def _with_drafts(self, decode_rows: list[Rows]) -> list[Rows]:
         """Rows for drafts beside decode rows, as many as there is room for: nobody gives way to them."""
@@ -437,6 +444,8 @@ class Scheduler:
             state, sequence = rows.state, rows.state.kv_sequence
             known = not state.in_flight and sequence.length + 1 == len(state.tokens)
             count = min(len(state.drafts), left, state.remaining - 1) if known and rows.samples else 0
+            if self.limits.has_states and count > 0:  # a snapshot at the end of a page is not passed over
+                count = self.reserve_spares(sequence, min(count, PAGE - 1 - sequence.length % PAGE))
             if count > 0 and self._claim(self._needed(state, count + 2) - self._needed(state, 2)):
                 left -= count
                 rows = Rows(state, [state.tokens[-1], *state.drafts[:count]], True, count)

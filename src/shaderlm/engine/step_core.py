@@ -119,6 +119,7 @@ class StepCore:
             min(decode, outputs),
             pages,
             runner.config.recurrent,
+            runner.max_spares if runner.config.recurrent else 1 << 31,
         )
 
     def submit(self, batch: Batch) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import PAGE, RUN, stretches
+from .batch import NONE, PAGE, RUN, stretches
 
 F64 = NDArray[np.float64]
 
@@ -126,6 +126,12 @@ def state_row(record: Any, page_table: Any) -> int:
     return int(page_table[int(record[3] & ~np.uint32(RUN)) - 1])
 
 
+def spare_row(record: Any, page_table: Any) -> int | None:
+    """The first row of the states for those after rows that verify drafts; None: they are not wanted."""
+    row = int(page_table[int(record[3] & ~np.uint32(RUN)) - 2])
+    return None if row == NONE else row
+
+
 def short_conv(x: Any, weight: Any, batch: Any, page_table: Any, state: Any, *, silu: bool) -> F64:
     """[tokens, width], [width, kernel], states [rows, kernel, width] → [tokens, width]; the states are changed.
 
@@ -139,6 +145,10 @@ def short_conv(x: Any, weight: Any, batch: Any, page_table: Any, state: Any, *, 
         before = [state[row, p % kernel] * (p >= 0) for p in range(position - kernel + 1, position)]
         seen = np.concatenate([_floats(before), _floats(x[first : first + count])])
         out[first : first + count] = sum(seen[j : j + count] * _floats(weight)[:, j] for j in range(kernel))
+        if (spare := spare_row(record, page_table)) is not None:
+            for i in range(count - 1):
+                for back in range(min(kernel, position + i + 1)):
+                    state[spare + i, (position + i - back) % kernel] = seen[kernel - 1 + i - back]
         for t in range(max(0, count - kernel), count):
             state[row, (position + t) % kernel] = x[first + t]
     return silu_mul(out, 1.0) if silu else out
@@ -179,8 +189,11 @@ def gated_delta_rule(x: Any, decay: Any, beta: Any, batch: Any, page_table: Any,
     for first, count in stretches(batch):
         record = batch[1 + first]
         row = state_row(record, page_table)
+        spare = spare_row(record, page_table)
         S = _floats(state[row]).copy() if record[1] else np.zeros(state[row].shape, _dtype.get())
         for t in range(first, first + count):
+            if spare is not None and t > first:
+                state[spare + t - first - 1] = S
             S *= decay[t][:, None, None]
             change = beta[t][:, None] * (v[t] - (k[t][:, None] @ S)[:, 0])
             S += k[t][:, :, None] * change[:, None]
@@ -214,8 +227,11 @@ def mamba2_scan(
     for first, count in stretches(batch):
         record = batch[1 + first]
         row = state_row(record, page_table)
+        spare = spare_row(record, page_table)
         S = _floats(state[row]).copy() if record[1] else np.zeros(state[row].shape, _dtype.get())
         for t in range(first, first + count):
+            if spare is not None and t > first:
+                state[spare + t - first - 1] = S
             S *= decay[t][:, None, None]
             S += B[t][:, :, None] * (dt[t][:, None] * v[t])[:, None]
             out[t] = (C[t][:, None] @ S)[:, 0] + _floats(skip)[:, None] * v[t]

@@ -446,6 +446,8 @@ class GpuSteps(Runner):
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
         decode, kind, gives = is_decode_step(parts), head_kind(parts), {part.gives for part in parts}
+        if self.config.recurrent:  # whose plans of decode rows take each row for another sequence
+            decode = decode and all(part.rows == 1 for part in parts)
         step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
         plans: list[StepSpec | Head] = [step]
         if "hidden" in gives:  # first: a sampler moves the records on

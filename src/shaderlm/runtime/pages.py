@@ -23,8 +23,8 @@ def pages_for(positions: int) -> int:
 
 
 def table_stride(pages: int, states: bool) -> int:
-    """Words of the page table for a sequence: an entry for each page, and its row of the states, if it has one."""
-    return pages + states
+    """Words of the page table for a sequence: an entry for each page; of states the first spare row, and its row."""
+    return pages + 2 * states
 
 
 @dataclass(eq=False)
@@ -34,6 +34,8 @@ class KvSequence:
     slot: int
     pages: list[int] = field(default_factory=list)
     state: int | None = None  # its row of the states, once it has one
+    spares: range = range(0)  # rows for the states after rows that verify drafts
+    verified: range = range(0)  # positions after which a spare row has the state, the first spare row first
     length: int = 0
     freed: bool = False
     has_history: bool = False  # its tokens are counted, for penalties
@@ -60,7 +62,7 @@ class PagePool:
     """Hands out pages, the lowest free one first, so that a sequence that is alone lies in one piece."""
 
     def __init__(self, context: int, *, states: bool = False) -> None:
-        """`states`: before the entries of a sequence in the page table is its row of the states."""
+        """`states`: before the entries of a sequence in the page table are its first spare row and its row of them."""
         self.pages_per_sequence = pages_for(context)
         self._states = states
         self.pages = 0  # there are so many; `grow` adds some
@@ -112,7 +114,7 @@ class PagePool:
 
     def table_index(self, sequence: KvSequence) -> int:
         """Where a sequence's entries begin in the page table."""
-        return sequence.slot * table_stride(self.pages_per_sequence, self._states) + self._states
+        return sequence.slot * table_stride(self.pages_per_sequence, self._states) + 2 * self._states
 
     # sequences -------------------------------------------------------------------------------------------
 

@@ -381,6 +381,47 @@ class Runner(ABC):
                     raise
             return row
 
+    @property
+    def max_spares(self) -> int:
+        """How many spare rows of the states there may be: rows that verify drafts have one each but the last."""
+        return 0 if self.deterministic else self.max_snapshots
+
+    def reserve_spares(self, sequence: KvSequence, count: int) -> int:
+        """Spare rows of the states for a step that verifies so many drafts; for how many there are some.
+
+        Without states as many as are asked for: nothing is needed then.
+        """
+        with self.lock:
+            states = self.states
+            if not self.config.recurrent or len(sequence.spares) >= count:
+                return count
+            self._release_spares(sequence)
+            count = min(count, self.max_spares - states.spares)
+            if count < 1:
+                return 0
+            run = states.take_run(count)
+            if run is None and states.rows + count <= self.max_states:
+                try:
+                    self._grow_states(states.rows + count)
+                except (DeviceError, MemoryError):  # the memory of the device is full
+                    return 0
+                run = states.take_run(count)
+            if run is None:
+                return 0
+            sequence.spares = run
+            states.spares += count
+            self._write_table(self.pool.table_index(sequence) - 2, run.start)
+            return count
+
+    def _release_spares(self, sequence: KvSequence) -> None:
+        if sequence.spares:
+            for row in sequence.spares:
+                self.states.release(row)
+            self.states.spares -= len(sequence.spares)
+            sequence.spares = sequence.verified = range(0)
+            if not sequence.freed:
+                self._write_table(self.pool.table_index(sequence) - 2, NONE)
+
     def take_snapshot(self) -> int | None:
         """A row of the states for a snapshot, whatever is in it. None if there is no room."""
         with self.lock:
@@ -479,13 +520,19 @@ class Runner(ABC):
     def truncate(self, sequence: KvSequence, length: int) -> int:
         """Forget what comes after the first `length` positions of a sequence. Answers how many are left.
 
-        A state cannot be cut back: of a model that has one, nothing is left, unless nothing is cut off. Run what is
-        missing again.
+        A state can be cut back to a row of the last step that verified drafts. Otherwise nothing is left of a model
+        that has one, unless nothing is cut off. Run what is missing again.
         """
         with self.lock:
             sequence.has_history = sequence.has_history and length == sequence.length
             if self.config.recurrent and 0 <= length < sequence.length:
-                length = 0
+                verified = sequence.verified
+                if length in verified:
+                    assert sequence.state is not None
+                    self._copy_state(sequence.spares[verified.index(length)], sequence.state)
+                    sequence.verified = range(verified.start, length)  # what comes after may be another text
+                else:
+                    length = 0
             self.pool.truncate(sequence, length)
             return length
 
@@ -507,6 +554,7 @@ class Runner(ABC):
         """Give the pages of a sequence back."""
         with self.lock:
             self.pool.remove(sequence)
+            self._release_spares(sequence)
             if sequence.state is not None:
                 self.states.release(sequence.state)
                 sequence.state = None
@@ -519,6 +567,8 @@ class Runner(ABC):
         with self.lock:
             self._check_open()
             self._check_parts(parts)
+            if self.config.recurrent:
+                self._choose_spares(parts)
             self._reserve([(part.sequence, part.rows) for part in parts])
             records = self._records(parts)
             outputs = self._outputs(parts)
@@ -526,9 +576,22 @@ class Runner(ABC):
             keys = max((part.sequence.length + part.rows for part in counted), default=1)
             result = self._run(records, outputs, keys, parts)
             for part in parts:
+                first = part.sequence.length
                 part.sequence.length += part.rows
+                if part.sequence.spares and part.rows > 1:
+                    part.sequence.verified = range(first + 1, first + part.rows)
             self._end_histories(parts)
             return result
+
+    def _choose_spares(self, parts: Sequence[SequenceChunk]) -> None:
+        """Spare rows of the states for those that verify drafts, and none for other rows."""
+        for part in parts:
+            if part.gives != "tokens":
+                if part.rows > 1:
+                    self._release_spares(part.sequence)
+            elif self.reserve_spares(part.sequence, part.rows - 1) < part.rows - 1:
+                holds = f"this device holds {self.max_spares} states of rows that verify drafts"
+                raise DeviceError(f"{holds}, and more were wanted. Verify fewer")
 
     def feed(
         self,
@@ -656,7 +719,10 @@ class Runner(ABC):
         self._grow_for_states(len(new))
         for each in new:
             each.state = self.states.take()
-            self._write_table(self.pool.table_index(each) - 1, each.state)
+            index = self.pool.table_index(each)
+            self._write_table(index - 1, each.state)
+            if not each.spares:
+                self._write_table(index - 2, NONE)
 
     def _grow_for_states(self, count: int) -> None:
         """So many free rows of the states. Where there can be no more rows, snapshots give way."""

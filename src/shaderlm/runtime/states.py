@@ -1,6 +1,7 @@
 """Rows of the states of recurrent layers: which are free, and which are snapshots. Knows neither GPU nor arrays.
 
-A sequence has a row, which every step changes. A snapshot is a copy of one, for sequences that begin alike.
+A sequence has a row, which every step changes. A snapshot is a copy of one, for sequences that begin alike. Spare rows
+follow each other: a step that verifies drafts leaves the states after its rows there, until one of them is picked.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class StatePool:
     def __init__(self) -> None:
         self.rows = 0  # there are so many; `grow` adds some
         self.snapshots: set[int] = set()
+        self.spares = 0  # rows that are spare ones of sequences
         self._readers: dict[int, int] = {}  # of rows, beside who uses them
         self._free: list[int] = []
 
@@ -45,6 +47,16 @@ class StatePool:
     def take(self) -> int:
         """A row that nobody uses. Call `missing` and `grow` first."""
         return heapq.heappop(self._free)
+
+    def take_run(self, count: int) -> range | None:
+        """So many rows that follow each other and nobody uses, if there are."""
+        free = sorted(self._free)
+        for i in range(len(free) - count + 1):
+            if free[i + count - 1] == free[i] + count - 1:
+                taken = range(free[i], free[i] + count)
+                self._free = [row for row in free if row not in taken]  # sorted: a heap
+                return taken
+        return None
 
     def retain(self, row: int) -> None:
         """A row that is in use has one more user, who releases it, too."""

@@ -71,9 +71,17 @@ fn main(
             S[r] = state[base + (first_row + r) * params.values];
         }
     }
+    let spare = spare_row(begin);
     for (var t = first; t < rows; t = t + 1u) {
         if (t > first && (SINGLE || !continues(t, 1u))) {
             break;
+        }
+        if (!SINGLE && t > first && spare != NONE && there) {
+            let row = min(spare + t - first - 1u, state_count() - 1u);
+            let place = (row * params.value_heads + head) * KEYS * params.values + column;
+            for (var r = 0u; r < ROWS; r = r + 1u) {
+                state[place + (first_row + r) * params.values] = S[r];
+            }
         }
         let q_at = t * channels + key_head * KEYS;
         for (var i = lane; i < KEYS; i = i + WG) {

@@ -75,6 +75,7 @@ fn run(first: u32, rows: u32, head: u32, wanted_column: u32, part: u32) {
     let value_at = head * params.values + column;
     let v_at = 2u * key_quads + value_at / 4u;
 
+    let spare = spare_row(begin);
     var S: array<vec4<f32>, QUADS>;  // registers
     var k: array<vec4<f32>, QUADS>;  // registers
     var q: array<vec4<f32>, QUADS>;  // registers
@@ -117,6 +118,17 @@ fn run(first: u32, rows: u32, head: u32, wanted_column: u32, part: u32) {
         }
         if (there && part == 0u) {
             out[t * params.value_heads * params.values + value_at] = factors.w * sums.y + product * change;
+        }
+        if (more && spare != NONE && there) {
+            let kept = min(spare + t - first, state_count() - 1u);
+            let place = (kept * params.value_heads + head) * params.keys * params.values + column;
+            for (var j = 0u; j < QUADS; j = j + 1u) {  // unrolled
+                let at = place + 4u * (part + j * LANES) * params.values;
+                state[at] = S[j].x;
+                state[at + params.values] = S[j].y;
+                state[at + 2u * params.values] = S[j].z;
+                state[at + 3u * params.values] = S[j].w;
+            }
         }
         value = next_value;
         factors = next_factors;

@@ -88,6 +88,7 @@ fn main(
             S[r] = state[base + r * quads];
         }
     }
+    let spare = spare_row(begin);
     var t = first;
     loop {
         var count = 1u;
@@ -110,6 +111,13 @@ fn main(
         }
         workgroupBarrier();
         for (var i = 0u; i < count; i = i + 1u) {
+            if (!SINGLE && t + i > first && spare != NONE && there) {
+                let row = min(spare + t + i - first - 1u, state_count() - 1u);
+                let place = ((row * params.heads + head) * STATE + part * ROWS) * quads + quad;
+                for (var r = 0u; r < ROWS; r = r + 1u) {
+                    state[place + r * quads] = S[r];
+                }
+            }
             let now = steps[i];
             let v = now.x * vs[i * QUADS + lane % QUADS];
             var sum = vec4<f32>();

@@ -2,6 +2,7 @@
 // What a column is, and what is done with the sum, is included. Rows of earlier steps are in the state, a ring: that of
 // position p lies at p mod kernel. Before a text are zeros.
 // SINGLE: each row is of another sequence, and its thread writes the state too; else short_conv_state does, after this.
+// Where a sequence has spare rows, the states after its rows before the last are written here: they need what the state was.
 // Grid: one thread per value of out, folded.
 
 const WG: u32 = 64u;
@@ -46,12 +47,27 @@ fn main(
     let base = state_row(row) * taps * width + c;
     let column = column_at(t, c);
     var sum = weight[c * taps + taps - 1u] * column;
+    var spare = NONE;
+    if (!SINGLE && t + 1u < batch_rows() && continues(t + 1u, 1u)) {
+        spare = spare_row(row);
+    }
+    if (spare != NONE) {
+        var before = 0u;  // rows of the sequence that the step has before this one
+        while (continues(t, before + 1u)) {
+            before = before + 1u;
+        }
+        spare = min(spare + before, state_count() - 1u);
+        state[(spare * taps + row.position % taps) * width + c] = column;
+    }
     for (var back = 1u; back < min(taps, row.position + 1u); back = back + 1u) {
         var value = 0.0;
         if (!SINGLE && continues(t, back)) {
             value = column_at(t - back, c);
         } else {
             value = state[base + (row.position - back) % taps * width];
+        }
+        if (spare != NONE) {
+            state[(spare * taps + (row.position - back) % taps) * width + c] = value;
         }
         sum = sum + weight[c * taps + taps - 1u - back] * value;
     }
