@@ -40,7 +40,7 @@ from .experts import (
 from .layer_inputs import LayerInputs, layer_input_tensors
 from .metadata_keys import check_keys, check_tensors
 from .predictors import without_predictors
-from .recurrent import LayerBuilder, layers_that_attend, mixer_matrices, read_mixer, vectors
+from .recurrent import LayerBuilder, Layout, mixer_matrices, read_layers, read_mixer, vectors
 from .rope import read_rope
 
 OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
@@ -74,11 +74,12 @@ class Architecture:
     ffn_input: FfnInput = "sum"  # unless the file says otherwise
     norms_after: bool = False  # what they give is normalised before it is added: post_attention_norm, post_ffw_norm
     activation: Literal["silu_mul", "gelu_mul", "gelu", "gelu_erf", "relu_squared"] = "silu_mul"  # _mul: with a gate
-    positions: Literal["rope", "long_rope", "learned"] = "rope"
+    positions: Literal["rope", "long_rope", "learned", "none"] = "rope"
     packed_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sinks: bool = False  # every head has a score without a key: attn_sinks
     gated: bool = False  # attn_q has a query and a gate for each head: what attention gives is times its sigmoid
-    mixer: Mixer = "attention"  # of the layers that do not attend, where there are some
+    mixer: Mixer = "attention"  # of the layers that keep a state, where there are some
+    layout: Layout = "instead"  # in place of keys and values, or how else layers have it
     output_norm: str = OUTPUT_NORM  # what files call the norm after the layers
     # Matrices and norms that always have one, by the names in a checkpoint; "output" is that of the logits.
     biases: tuple[str, ...] = ()
@@ -126,13 +127,13 @@ class Architecture:
     def _config(self, meta: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
         layers, shapes, predictors = without_predictors(meta, shapes)
         hidden = meta.whole("embedding_length")
-        heads = meta.whole("attention.head_count", maximum=4096)
-        kv_heads, attends = layers_that_attend(self.mixer, meta, heads, layers)
-        if heads % kv_heads:
+        heads = 0 if self.layout == "alone" else meta.whole("attention.head_count", maximum=4096)
+        kv_heads, per_layer = read_layers(self.mixer, meta, heads, layers, self.layout)
+        if heads and heads % kv_heads:
             key = meta.full("attention.head_count")
             raise ModelError(f"{key} must be a multiple of head_count_kv, got {heads} and {kv_heads}")
-        width = meta.whole("attention.key_length", hidden // heads)
-        if meta.whole("attention.value_length", width) != width:
+        width = meta.whole("attention.key_length", hidden // heads) if heads else 0
+        if heads and meta.whole("attention.value_length", width) != width:
             raise ModelError(f"{meta.full('attention.value_length')} differs from key_length; that is not supported")
         if EMBEDDING not in shapes or len(shapes[EMBEDDING]) != 2:
             raise ModelError(f"the checkpoint has no matrix {EMBEDDING!r}: it is incomplete, or not a language model")
@@ -144,7 +145,7 @@ class Architecture:
         if layered:
             meta.get("attention.layer_norm_rms_epsilon")  # converters write both; there is no RMS norm
         rope = Rope(0, 1.0, False)
-        if self.positions != "learned":
+        if self.positions not in ("learned", "none"):
             rope = read_rope(meta, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
         config = Config(
             architecture=self.name,
@@ -153,7 +154,7 @@ class Architecture:
             heads=heads,
             kv_heads=kv_heads,
             head_width=width,
-            ffn=dense_width(self.mixture, meta),
+            ffn=max((layer.ffn for layer in per_layer), default=0) or self._width(meta),
             vocabulary=shapes[EMBEDDING][0],
             context=meta.whole("context_length"),
             eps=eps,
@@ -162,12 +163,17 @@ class Architecture:
             shapes=shapes,
             experts=read_experts(self.mixture, meta) if self.mixture else None,
             ffn_input=self.ffn_input,
+            per_layer=per_layer,
             predictors=predictors,
         )
         if self.mixer != "attention":
-            config = read_mixer(self.mixer, meta, config, attends)
+            config = read_mixer(self.mixer, meta, config)
         config = self.finalize_config(meta, config)
         return with_dense_layers(meta, config) if config.experts else config
+
+    def _width(self, meta: Metadata) -> int:
+        """Of networks that all layers have, if layers have some."""
+        return dense_width(self.mixture, meta) if self.layout in ("instead", "beside") else 0
 
     def _tensors(self, config: Config) -> dict[str, tuple[int, ...]]:
         """Every tensor that the graph reads, with its shape."""
@@ -182,7 +188,8 @@ class Architecture:
         for i in range(config.layers):
             layer, experts, sized = config.layer(i), config.experts_of(i), config.of_layer(i)
             norms |= {f"blk.{i}.{name}": width for name, width in self._norms(sized, layer).items()}
-            tensors |= {f"blk.{i}.{name}": shape for name, shape in vectors(config, layer.mixer).items()}
+            for mixer in layer.mixers:
+                tensors |= {f"blk.{i}.{name}": shape for name, shape in vectors(config, mixer).items()}
             for name, shape in self._stored(sized, layer, experts).items():
                 tensors[f"blk.{i}.{name}.weight"] = shape
                 if name in biased:
@@ -210,9 +217,11 @@ class Architecture:
 
     def _norms(self, config: Config, layer: Layer) -> dict[str, int]:
         """The norms of a layer, with their widths."""
-        before = ("attn_norm",) if config.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
+        before = (
+            ("attn_norm",) if config.ffn_input == "attn_norm" or not layer.network else ("attn_norm", self.ffn_norm)
+        )
         norms = dict.fromkeys(before if self.norms_before else (), config.hidden)
-        if self.normalises_heads(config) and layer.mixer == "attention":
+        if self.normalises_heads(config) and layer.attends:
             norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_width)
         if self.row_norms:
             norms |= {
@@ -250,7 +259,7 @@ class Architecture:
 
     def matrices(self, config: Config) -> dict[str, tuple[int, int]]:
         """The matrices that layers may have, as the graph reads them."""
-        mixers: tuple[Mixer, ...] = ("attention", self.mixer)
+        mixers: tuple[Mixer, ...] = (self.mixer,) if self.layout == "alone" else ("attention", self.mixer)
         return {
             **{name: shape for mixer in mixers for name, shape in self._mixer(config, mixer).items()},
             **self._network(config, None),
@@ -267,7 +276,9 @@ class Architecture:
 
     def _stored(self, config: Config, layer: Layer, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
-        matrices = {**self._mixer(config, layer.mixer), **self._network(config, experts)}
+        matrices = {name: shape for mixer in layer.mixers for name, shape in self._mixer(config, mixer).items()}
+        if layer.network:
+            matrices |= self._network(config, experts)
         if layer.kv_layer is not None:
             del matrices["attn_k"], matrices["attn_v"]
         elif layer.keys_are_values:
@@ -377,9 +388,15 @@ class _Build:
         scaled = architecture._has_layer_scales(config)
         for i in range(config.layers):
             layer, self.config = f"blk.{i}", config.of_layer(i)
-            read = self._norm(layer, f"{layer}.attn_norm", x) if architecture.norms_before else x
-            y = self._mixed(layer, config.layer(i), step, read)
-            summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
+            variant, last = config.layer(i), i == config.layers - 1
+            summed = x
+            if variant.mixers:
+                read = self._norm(layer, f"{layer}.attn_norm", x) if architecture.norms_before else x
+                out = "hidden" if last and not variant.network else f"{layer}.attn_sum"
+                summed = self._mixed(layer, variant, step, read, x, out)
+            if not variant.network:
+                x = summed
+                continue
             if config.ffn_input != "attn_norm":
                 read = summed if config.ffn_input == "sum" else x
                 if architecture.norms_before:
@@ -387,7 +404,7 @@ class _Build:
             y = self._ffn(layer, read, summed, config.experts_of(i))
             # The last of what a layer does gives "hidden", if it is the last layer.
             names = ["ffn_sum", *(["input_sum"] if inputs else []), *(["scaled"] if scaled else [])]
-            outs = iter([f"{layer}.{name}" for name in names[: -1 if i == config.layers - 1 else None]])
+            outs = iter([f"{layer}.{name}" for name in names[: -1 if last else None]])
             x = self._sum(layer, next(outs, "hidden"), summed, self._added(layer, "post_ffw_norm", y))
             if inputs:
                 x = layer_inputs.add_to(i, x, inputs, next(outs, "hidden"))
@@ -515,10 +532,16 @@ class _Build:
             x = self._rotated(layer, name, x, heads, table)
         return norm(x) if self.head_norms and first else x
 
-    def _mixed(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
-        if variant.mixer == "attention":
-            return self._attention(layer, variant, step, x)
-        return LayerBuilder(self.b, self.config, layer, step, self.batch).mixed(variant.mixer, x)
+    def _mixed(self, layer: str, variant: Layer, step: StepSpec, x: str, residual: str, out: str) -> str:
+        """What the mixers of a layer make of x, added to the residual, one after the other."""
+        for mixer in variant.mixers:
+            if mixer == "attention":
+                y = self._attention(layer, variant, step, x)
+            else:
+                y = LayerBuilder(self.b, self.config, layer, step, self.batch).mixed(mixer, x)
+            name = out if mixer == variant.mixers[-1] else f"{layer}.{mixer}_sum"
+            residual = self._sum(layer, name, residual, self._added(layer, "post_attention_norm", y))
+        return residual
 
     def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
         config = self.config

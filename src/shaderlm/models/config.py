@@ -44,7 +44,7 @@ ROPE, LOCAL_ROPE = "rope_table", "rope_table_local"
 
 
 # What mixes the tokens of a layer: attention, or an op whose state stands for all tokens before (`recurrent`).
-Mixer = Literal["attention", "short_conv", "delta_rule"]
+Mixer = Literal["attention", "short_conv", "delta_rule", "mamba2"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,18 @@ class Layer:
     window: int = 0  # how many tokens a token sees, itself included; 0: all
     rope: str | None = ROPE  # its table; None: positions are not rotated
     experts: bool = True  # its feed-forward network is a mixture, where the model has one
-    mixer: Mixer = "attention"
+    mixers: tuple[Mixer, ...] = ("attention",)  # all of them read the same; what they give is added up
+    network: bool = True  # a feed-forward network follows
     head_width: int = 0  # these three: 0 where they are the model's
     kv_heads: int = 0
     ffn: int = 0
     kv_layer: int | None = None  # the earlier layer whose keys and values it reads: it has none of its own
     keys_are_values: bool = False  # before both are normalised
+
+    @property
+    def attends(self) -> bool:
+        """Does it read keys and values?"""
+        return "attention" in self.mixers
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,34 @@ class DeltaRule:
     def values(self) -> int:
         """Of all value heads of a row."""
         return self.value_heads * self.value_width
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Sizes of layers with the selective scan of Mamba-2. Neighbouring heads share the B and C of a group."""
+
+    heads: int
+    width: int  # of a head
+    state: int  # rows of a head's state
+    groups: int
+    normalised: bool  # what it gives, after a gate: the values of each group by themselves
+    least: float = 0.0  # limits of the steps; 0: none above
+    most: float = 0.0
+
+    @property
+    def values(self) -> int:
+        """Of all heads of a row."""
+        return self.heads * self.width
+
+    @property
+    def channels(self) -> int:
+        """Values of a row, and B and C of all groups."""
+        return self.values + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """What the input of a layer becomes: gates, channels and steps."""
+        return self.values + self.channels + self.heads
 
 
 @dataclass(frozen=True)
@@ -164,11 +198,12 @@ class Config:
     predictors: int = 0  # layers of the file that predict further tokens, and are left aside
     conv_kernel: int = 0  # tokens that a short convolution sees, where layers have one
     delta: DeltaRule | None = None
+    scan: Scan | None = None
 
     @property
     def recurrent(self) -> bool:
         """Has a layer a state beside keys and values? Then a sequence cannot be cut back without running it again."""
-        return any(layer.mixer != "attention" for layer in self.per_layer)
+        return any(mixer != "attention" for layer in self.per_layer for mixer in layer.mixers)
 
     @property
     def ropes(self) -> dict[str, Rope]:
@@ -196,9 +231,7 @@ class Config:
     @property
     def kv_widths(self) -> tuple[int, ...]:
         """Values of the keys of a position, in every layer that has some of its own."""
-        owners = (
-            i for i in range(self.layers) if self.layer(i).mixer == "attention" and self.layer(i).kv_layer is None
-        )
+        owners = (i for i in range(self.layers) if self.layer(i).attends and self.layer(i).kv_layer is None)
         return tuple(each.kv_heads * each.head_width for each in map(self.of_layer, owners))
 
     @property

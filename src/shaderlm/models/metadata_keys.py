@@ -64,7 +64,7 @@ REFUSED: Mapping[str, Refused] = {
     "attention.causal": Refused("tokens see those after them", lambda value, config: value is True),
     "attention.scale": Refused(
         "scores are scaled by another factor than 1 / sqrt(head width)",
-        lambda value, config: value == 0 or _close(value, 1 / math.sqrt(config.head_width)),
+        lambda value, config: value == 0 or _close(value, 1 / math.sqrt(max(1, config.head_width))),
     ),
     "attention.sliding_window": Refused(
         "a token sees only that many tokens before it (no difference within a --context of as many)",

@@ -5,34 +5,67 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..graph.graph import Builder, TensorSlice
-from .config import Config, DeltaRule, Layer, Metadata, Mixer, StepSpec
+from .config import Config, DeltaRule, Layer, Metadata, Mixer, Scan, StepSpec
 
 _KV_HEADS = "attention.head_count_kv"
 _MAX_KERNEL = 16
-# No key of GGUF, whose readers know by the architecture in which order value heads lie. Folders have their own.
-_GROUPED = "config.grouped_value_heads"
+_FFN = "feed_forward_length"
+# No keys of GGUF, whose readers know by the architecture in which order value heads lie, and that nothing limits the
+# steps of a scan. Folders have their own.
+_GROUPED, _STEP_LIMITS = "config.grouped_value_heads", "config.time_step_limit"
+
+# Layers that keep a state in place of keys and values, or beside them; layers that are a mixer or a network, and not
+# both; layers that keep a state and have no network.
+Layout = Literal["instead", "beside", "plain", "alone"]
 
 
-def layers_that_attend(mixer: Mixer, meta: Metadata, heads: int, layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Heads of keys and values, and which layers attend."""
-    if mixer == "short_conv":
-        return _heads_of_layers(meta, heads, layers)
-    attends = _every_so_many(meta, layers) if mixer == "delta_rule" else (True,) * layers
-    return meta.whole(_KV_HEADS, heads, maximum=4096), attends
+def read_layers(mixer: Mixer, meta: Metadata, heads: int, layers: int, how: Layout) -> tuple[int, tuple[Layer, ...]]:
+    """Heads of keys and values, and what each layer has; none where all attend and have a network."""
+    if mixer == "attention":
+        return meta.whole(_KV_HEADS, heads, maximum=4096), ()
+    if how == "alone":
+        return 0, (Layer(rope=None, mixers=(mixer,), network=False),) * layers
+    if how == "beside":
+        return meta.whole(_KV_HEADS, heads, maximum=4096), (Layer(mixers=("attention", mixer)),) * layers
+    if mixer == "delta_rule":
+        kv_heads, attends = meta.whole(_KV_HEADS, heads, maximum=4096), _every_so_many(meta, layers)
+    else:
+        kv_heads, attends = _heads_of_layers(meta, heads, layers)
+    if how == "plain":
+        return kv_heads, _plain_layers(mixer, meta, attends)
+    return kv_heads, tuple(Layer() if each else Layer(rope=None, mixers=(mixer,)) for each in attends)
 
 
-def read_mixer(mixer: Mixer, meta: Metadata, config: Config, attends: tuple[bool, ...]) -> Config:
-    """The config with the layers that do not attend, and their sizes."""
-    read = _read_short_conv if mixer == "short_conv" else _read_delta_rule
-    return read(meta, _with_mixer(mixer, config, attends))
+def _plain_layers(mixer: Mixer, meta: Metadata, attends: tuple[bool, ...]) -> tuple[Layer, ...]:
+    """Of files that list how wide the network of each layer is: such layers have nothing else."""
+    widths, expected = meta.get(_FFN), f"{len(attends)} whole numbers, 0 where a layer has no network"
+    if not isinstance(widths, list) or len(widths) != len(attends):
+        raise meta.wrong(_FFN, expected, widths)
+    if not all(type(width) is int and 0 <= width <= 1 << 24 for width in widths):
+        raise meta.wrong(_FFN, expected, widths)
+    if both := [i for i, width in enumerate(widths) if width and attends[i]]:
+        raise meta.wrong(_FFN, f"0 where {_KV_HEADS} is not, as in layer {both[0]}", widths)
+    return tuple(
+        Layer(rope=None, mixers=(), ffn=width)
+        if width
+        else Layer(rope=None, mixers=("attention" if attends[i] else mixer,), network=False)
+        for i, width in enumerate(widths)
+    )
+
+
+def read_mixer(mixer: Mixer, meta: Metadata, config: Config) -> Config:
+    """The config with the sizes of layers that keep a state."""
+    readers = {"short_conv": _read_short_conv, "delta_rule": _read_delta_rule, "mamba2": _read_scan}
+    return readers[mixer](meta, config)
 
 
 def mixer_matrices(config: Config, mixer: Mixer) -> dict[str, tuple[int, int]]:
-    """Of a layer that does not attend."""
-    return _conv_matrices(config) if mixer == "short_conv" else _delta_matrices(config)
+    """Of a layer that keeps a state."""
+    makers = {"short_conv": _conv_matrices, "delta_rule": _delta_matrices, "mamba2": _scan_matrices}
+    return makers[mixer](config)
 
 
 def _heads_of_layers(meta: Metadata, heads: int, layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -48,15 +81,6 @@ def _heads_of_layers(meta: Metadata, heads: int, layers: int) -> tuple[int, tupl
     if not 1 <= kv_heads <= heads:
         raise meta.wrong(_KV_HEADS, f"from 1 to {heads}", listed)
     return kv_heads, tuple(count != 0 for count in listed)
-
-
-def _with_mixer(mixer: Mixer, config: Config, attends: tuple[bool, ...]) -> Config:
-    """The config with the layers that do not attend."""
-    layers = config.per_layer or (Layer(),) * config.layers
-    mixed = tuple(
-        layer if attends[i] else replace(layer, mixer=mixer, window=0, rope=None) for i, layer in enumerate(layers)
-    )
-    return replace(config, per_layer=mixed)
 
 
 def _read_short_conv(meta: Metadata, config: Config) -> Config:
@@ -85,6 +109,27 @@ def _read_delta_rule(meta: Metadata, config: Config) -> Config:
     return replace(config, conv_kernel=meta.whole("ssm.conv_kernel", maximum=_MAX_KERNEL), delta=delta)
 
 
+def _read_scan(meta: Metadata, config: Config) -> Config:
+    """Mamba-2: sizes of layers with a selective scan, and of the convolutions before it."""
+    heads, values = meta.whole("ssm.time_step_rank", maximum=4096), meta.whole("ssm.inner_size")
+    groups, state = meta.whole("ssm.group_count", maximum=4096), meta.whole("ssm.state_size", maximum=1024)
+    if values % heads:
+        raise meta.wrong("ssm.inner_size", f"a multiple of time_step_rank, {heads}", values)
+    if heads % groups:
+        raise meta.wrong("ssm.time_step_rank", f"a multiple of group_count, {groups}", heads)
+    # Falcon-H1 may do without, by its files.
+    normalised = config.architecture != "falcon-h1" or any(name.endswith(f".{_SCAN_NORM}") for name in config.shapes)
+    limits = meta.get(_STEP_LIMITS, [0.0, 0.0])
+    if not isinstance(limits, list) or len(limits) != 2 or not all(_is_limit(each) for each in limits):
+        raise meta.wrong(_STEP_LIMITS, "two numbers of at least 0", limits)
+    scan = Scan(heads, values // heads, state, groups, normalised, *map(float, limits))
+    return replace(config, conv_kernel=meta.whole("ssm.conv_kernel", maximum=_MAX_KERNEL), scan=scan)
+
+
+def _is_limit(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e30
+
+
 def _delta_matrices(config: Config) -> dict[str, tuple[int, int]]:
     """Of a layer with the gated delta rule."""
     delta, hidden = _delta(config), config.hidden
@@ -97,7 +142,14 @@ def _delta_matrices(config: Config) -> dict[str, tuple[int, int]]:
     }
 
 
+def _scan_matrices(config: Config) -> dict[str, tuple[int, int]]:
+    """Of a layer with a selective scan."""
+    scan, hidden = _scan(config), config.hidden
+    return {"ssm_in": (scan.projected, hidden), "ssm_out": (hidden, scan.values)}
+
+
 _FACTORS = ("ssm_beta", "ssm_alpha")
+_SCAN_NORM = "ssm_norm.weight"
 
 
 def _joint(config: Config) -> bool:
@@ -108,6 +160,11 @@ def _joint(config: Config) -> bool:
 def _delta(config: Config) -> DeltaRule:
     assert config.delta is not None
     return config.delta
+
+
+def _scan(config: Config) -> Scan:
+    assert config.scan is not None
+    return config.scan
 
 
 def _conv_matrices(config: Config) -> dict[str, tuple[int, int]]:
@@ -127,6 +184,20 @@ def vectors(config: Config, mixer: Mixer) -> dict[str, tuple[int, ...]]:
             "ssm_a": (delta.value_heads,),
             "ssm_dt.bias": (delta.value_heads,),
             "ssm_norm.weight": (delta.value_width,),
+        }
+    if mixer == "mamba2":
+        scan = _scan(config)
+        # Files have the norm as one vector, or in groups.
+        groups = (
+            scan.groups
+            if any(len(config.shapes.get(f"blk.{i}.{_SCAN_NORM}", ())) == 2 for i in range(config.layers))
+            else 1
+        )
+        return {
+            "ssm_conv1d.weight": (scan.channels, config.conv_kernel),
+            "ssm_conv1d.bias": (scan.channels,),
+            **dict.fromkeys(("ssm_a", "ssm_d", "ssm_dt.bias"), (scan.heads,)),
+            **({_SCAN_NORM: (groups, scan.values // groups)} if scan.normalised else {}),
         }
     return {}
 
@@ -155,9 +226,13 @@ class LayerBuilder:
         full, each = f"{self.layer}.{stored}.weight", rows // groups
         kind = self.config.formats[full]
         parts = [TensorSlice(full, each, first + i * stride) for i in range(groups)]
-        weight = self.b.view(f"{self.layer}.{out}.weight", rows, columns, of=parts, format=kind)
-        dims = {"K": columns, "N": rows, "format": kind, "bias": False}
-        return self.add("linear", out, (rows,), dims, {"x": x, "weight": weight})
+        inputs = {"x": x, "weight": self.b.view(f"{self.layer}.{out}.weight", rows, columns, of=parts, format=kind)}
+        bias = f"{self.layer}.{stored}.bias"
+        if bias in self.config.shapes:
+            parts = [part._replace(name=bias) for part in parts]
+            inputs["bias"] = self.b.view(f"{self.layer}.{out}.bias", rows, of=parts, format=self.config.formats[bias])
+        dims = {"K": columns, "N": rows, "format": kind, "bias": "bias" in inputs}
+        return self.add("linear", out, (rows,), dims, inputs)
 
     def pair(self, op: str, out: str, a: str, b: str, width: int) -> str:
         """An op of two tensors [tokens, width], value by value."""
@@ -181,7 +256,8 @@ class LayerBuilder:
 
     def mixed(self, mixer: Mixer, x: str) -> str:
         """What the layer makes of its input, before the residual."""
-        return self._short_conv(x) if mixer == "short_conv" else self._delta_rule(x)
+        makers = {"short_conv": self._short_conv, "delta_rule": self._delta_rule, "mamba2": self._selective_scan}
+        return makers[mixer](x)
 
     def _short_conv(self, x: str) -> str:
         """LFM2: what a convolution over the last tokens gives is gated before and after."""
@@ -218,6 +294,31 @@ class LayerBuilder:
         weight = self.vector("ssm_norm.weight", delta.value_width)
         y = self.add("mul", "ssm_norm", (values,), dims, {"a": y, "b": weight})
         y = self.pair("silu_mul", "ssm_gated", gate, y, values)
+        return self.product("ssm_out", y, "ssm_out", hidden, values)
+
+    def _selective_scan(self, x: str) -> str:
+        """Mamba-2: a convolution over values, B and C, the scan, a gate, and a norm after it."""
+        config, hidden, tokens, kernel = self.config, self.config.hidden, self.step.tokens, self.config.conv_kernel
+        scan = _scan(config)
+        values, channels, heads = scan.values, scan.channels, scan.heads
+        gate = self.product("ssm_gate", x, "ssm_in", values, hidden)
+        mixed = self.product("ssm_values", x, "ssm_in", channels, hidden, values)
+        deltas = self.product("ssm_deltas", x, "ssm_in", heads, hidden, values + channels)
+        dims: dict[str, Any] = {"width": channels, "kernel": kernel, "silu": False}
+        inputs = {"x": mixed, "weight": self.vector("ssm_conv1d.weight", channels, kernel)}
+        mixed = self.recurrent("short_conv", "ssm_conv", channels, dims, inputs, (kernel - 1, channels))
+        parts = [TensorSlice(f"{self.layer}.{name}", heads) for name in ("ssm_a", "ssm_dt.bias", "ssm_d")]
+        factors = self.b.view(f"{self.layer}.ssm_factors", 3 * heads, of=parts, format="f32")
+        inputs = {"x": mixed, "bias": self.vector("ssm_conv1d.bias", channels), "deltas": deltas, "factors": factors}
+        dims = {"H": heads, "P": scan.width, "N": scan.state, "G": scan.groups}
+        dims |= {"dt_min": scan.least, "dt_max": scan.most}
+        y = self.recurrent("mamba2_scan", "ssm", values, dims, inputs, (heads, scan.state, scan.width))
+        y = self.pair("silu_mul", "ssm_gated", gate, y, values)
+        if scan.normalised:
+            dims = {"heads": scan.groups, "width": values // scan.groups, "eps": config.eps}
+            y = self.add("rms_norm", "ssm_norm.plain", (values,), dims, {"x": y})
+            dims = {"count": tokens * values, "period": values}
+            y = self.add("mul", "ssm_norm", (values,), dims, {"a": y, "b": self.vector(_SCAN_NORM, values)})
         return self.product("ssm_out", y, "ssm_out", hidden, values)
 
     def _decay(self, heads: int) -> str:

@@ -89,6 +89,17 @@ def _granite(meta: Metadata, config: Config) -> Config:
     return replace(config, factors=Factors(embedding, residual, 1 / logits, _optional(meta, "attention.scale")))
 
 
+def _granite_hybrid(meta: Metadata, config: Config) -> Config:
+    """Positions are rotated if rope.scaling.finetuned says so: such a file has no key of its own for that."""
+    config, rotated = _granite(meta, config), meta.get("rope.scaling.finetuned", True)
+    if not isinstance(rotated, bool):
+        raise meta.wrong("rope.scaling.finetuned", "true or false", rotated)
+    if rotated:
+        return config
+    layers = tuple(replace(layer, rope=None) for layer in config.per_layer)
+    return replace(config, per_layer=layers, rope=replace(config.rope, rotary=0, factors=None))
+
+
 def _minicpm(meta: Metadata, config: Config) -> Config:
     """Factors. The logits are divided by theirs."""
     embedding, residual, logits = (meta.number(f"{key}_scale") for key in ("embedding", "residual", "logit"))
@@ -105,6 +116,21 @@ def _mistral3(meta: Metadata, config: Config) -> Config:
     meta.number("attention.temperature_scale")
     original = meta.whole("rope.scaling.original_context_length")
     return replace(config, context=min(config.context, meta.whole("attention.temperature_length", original)))
+
+
+def _no_attention(meta: Metadata, config: Config) -> Config:
+    """Files say that there are no heads, and no network."""
+    for key in ("attention.head_count", "feed_forward_length"):
+        if meta.get(key, 0) != 0:
+            raise meta.wrong(key, "0", meta.get(key))
+    return config
+
+
+def _no_rope(meta: Metadata, config: Config) -> Config:
+    """Positions are not rotated, though files say how they would be."""
+    for key in ("rope.dimension_count", "rope.freq_base"):
+        meta.get(key)
+    return config
 
 
 def _only_text(meta: Metadata, config: Config) -> Config:
@@ -184,6 +210,8 @@ _ROWS = (
         norms_after=True,
         finalize_config=partial(local_layers, period=4, default=0, full_rope=None),
     ),
+    # Falcon-H1: attention and Mamba-2 read the same in every layer. Factors are in the weights.
+    Architecture("falcon-h1", mixer="mamba2", layout="beside"),
     # Falcon 7B: attention and feed-forward network read the same layer norm, one head of keys and values, no gate.
     Architecture(
         "falcon",
@@ -248,6 +276,14 @@ _ROWS = (
     ),
     # Granite 3 and 4, the dense ones: as llama, with factors.
     Architecture("granite", interleaved=True, finalize_config=_granite),
+    # Granite 4 with Mamba-2 in most layers: as granite and granitemoe, mostly without rope.
+    Architecture(
+        "granitehybrid",
+        interleaved=True,
+        mixer="mamba2",
+        mixture=Mixture(always=False, own_width=False, shared="optional"),
+        finalize_config=_granite_hybrid,
+    ),
     # Granite with experts, and in some files a network for all rows beside them. The factors of experts are the softmax
     # over the chosen ones: the same as that over all, made to add up to 1.
     Architecture(
@@ -272,6 +308,8 @@ _ROWS = (
     # Llama 1 to 3.x, Mistral, Mixtral, SmolLM2: rope pairs neighbours, as GGUF stores these models. Mistral 7B v0.1 has
     # a sliding window, which files converted for llama.cpp do not mention.
     Architecture("llama", interleaved=True, mixture=Mixture(always=False, own_width=False), finalize_config=all_layers),
+    # Mamba-2: no attention and no network.
+    Architecture("mamba2", mixer="mamba2", layout="alone", positions="none", finalize_config=_no_attention),
     # MiniCPM 1B and 2B: as llama, with factors.
     Architecture("minicpm", interleaved=True, positions="long_rope", finalize_config=_minicpm),
     # MiniMax-M2: norms of whole rows of q and k, a part of each head is rotated, and experts chosen by sigmoids.
@@ -280,6 +318,16 @@ _ROWS = (
     Architecture("mistral3", interleaved=True, finalize_config=_mistral3),
     # Nemotron 3 and 4, Minitron: a part of each head is rotated, squares of positive values, no gate.
     Architecture("nemotron", norm="layer_norm", biases=NORMS, activation="relu_squared"),
+    # Nemotron-H: each layer is Mamba-2, attention without rope, or a network of squares of positive values.
+    Architecture(
+        "nemotron_h",
+        mixer="mamba2",
+        layout="plain",
+        ffn_norm="attn_norm",
+        positions="none",
+        activation="relu_squared",
+        finalize_config=_no_rope,
+    ),
     # OLMo 2 and 3: norms of whole rows of q and k, and norms only after attention and feed-forward network. OLMo 3 has
     # a window in three of four layers, whose positions are never scaled.
     Architecture(

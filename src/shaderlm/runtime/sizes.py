@@ -34,7 +34,7 @@ def power_of_two(most: int) -> int:
 
 def max_context(config: Config, caps: DeviceCaps, cache: str) -> int:
     """Positions for which the cache of a layer and the rope table still fit one binding."""
-    per_position = (cache_row(config, cache), *(4 * rope.rotary for rope in config.ropes.values()))
+    per_position = (cache_row(config, cache) or 1, *(4 * rope.rotary for rope in config.ropes.values()))
     return caps.max_operand // max(per_position) // PAGE * PAGE
 
 
@@ -43,9 +43,11 @@ def max_tokens(config: Config, caps: DeviceCaps) -> int:
     heads = (config.heads + 2 * config.kv_heads) * config.head_width
     widest = max(config.hidden, 2 * config.ffn, heads, config.layers * config.layer_input)
     if config.recurrent:  # layers without attention multiply their input with as many rows; queries may have gates
-        delta, gates = config.delta, config.heads * config.head_width
+        delta, scan, gates = config.delta, config.scan, config.heads * config.head_width
         rows = delta.channels + delta.values + 2 * delta.value_heads if delta else 3 * config.hidden
-        widest = max(widest, rows, (config.heads + 2 * config.kv_heads) * config.head_width + gates)
+        widest = max(
+            widest, scan.projected if scan else rows, (config.heads + 2 * config.kv_heads) * config.head_width + gates
+        )
     return power_of_two(min(caps.policy.max_prefill_tokens, caps.max_operand // (4 * widest)))
 
 
