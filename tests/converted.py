@@ -138,6 +138,108 @@ def _delta_tensors(architecture: str, config: Mapping[str, Any], tensors: Tensor
     return found
 
 
+def _scan_tensors(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Of Mamba-2: rates in place of their logarithms, norms in groups."""
+    groups, found = config.get("n_groups", config.get("mamba_n_groups")), Tensors()
+    for name, given in tensors.items():
+        values = -np.exp(given) if name.endswith(".A_log") else given
+        if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+            values = values.reshape(groups, -1)
+        if name.endswith((".A_log", ".D")):
+            values = values[:, None]
+        found[name.replace(".dt_bias", ".dt_proj.bias")] = values
+    return found
+
+
+def _scan(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Sizes of a scan; names of heads, groups, rows of a state and kernel."""
+    keys = (Keys.SSM.TIME_STEP_RANK, Keys.SSM.GROUP_COUNT, Keys.SSM.STATE_SIZE, Keys.SSM.CONV_KERNEL)
+    return {key: config[name] for key, name in zip(keys, names, strict=True)}
+
+
+_MAMBA = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_LONGEST = 1 << 20  # the context of files without rope
+
+
+def _granite_hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
+    rotated, kv_heads = config["position_embedding_type"] == "rope", config["num_key_value_heads"]
+    return {
+        **_scan(config, *_MAMBA),
+        **{key: config[name] for name, key in _FACTORS.items()},
+        Keys.SSM.INNER_SIZE: config["mamba_expand"] * config["hidden_size"],
+        Keys.Attention.SCALE: config["attention_multiplier"],
+        Keys.Attention.HEAD_COUNT_KV: [kv_heads if each == "full_attention" else 0 for each in config["layer_types"]],
+        Keys.Rope.SCALING_FINETUNED: rotated,
+        **({} if rotated else {Keys.LLM.CONTEXT_LENGTH: _LONGEST}),
+        # The width of networks that are no experts is that of the shared one; the files of such models say it twice.
+        **({} if config["num_local_experts"] else {Keys.LLM.FEED_FORWARD_LENGTH: config["shared_intermediate_size"]}),
+    }
+
+
+def _granite_network(gate: MODEL_TENSOR, up: MODEL_TENSOR, down: MODEL_TENSOR) -> dict[str, Callable[[Array], Parts]]:
+    return {
+        "shared_mlp.input_linear.weight": lambda v: _halves(v, gate, up),
+        "shared_mlp.output_linear.weight": lambda v: {(down, "weight"): v},
+    }
+
+
+def _nemotron_h(config: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = config["layers_block_type"]
+    kv_heads, ffn = config["num_key_value_heads"], config["intermediate_size"]
+    return {
+        **_scan(config, "mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel"),
+        Keys.LLM.BLOCK_COUNT: len(kinds),
+        Keys.LLM.CONTEXT_LENGTH: _LONGEST,
+        Keys.SSM.INNER_SIZE: config["mamba_num_heads"] * config["mamba_head_dim"],
+        Keys.Attention.HEAD_COUNT_KV: [kv_heads if each == "full_attention" else 0 for each in kinds],
+        Keys.LLM.FEED_FORWARD_LENGTH: [ffn if each == "mlp" else 0 for each in kinds],
+        Keys.Attention.LAYERNORM_RMS_EPS: config["layer_norm_epsilon"],
+        Keys.Rope.DIMENSION_COUNT: config["head_dim"],
+        Keys.Rope.SCALING_FINETUNED: False,
+        **dict.fromkeys(_UNUSED_EXPERTS),
+    }
+
+
+_UNUSED_EXPERTS = (Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
+
+
+def _mamba2(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_scan(config, "num_heads", "n_groups", "state_size", "conv_kernel"),
+        Keys.LLM.CONTEXT_LENGTH: _LONGEST,
+        Keys.LLM.FEED_FORWARD_LENGTH: 0,
+        Keys.Attention.HEAD_COUNT: 0,
+        Keys.SSM.INNER_SIZE: config["expand"] * config["hidden_size"],
+        Keys.Attention.LAYERNORM_RMS_EPS: config["layer_norm_epsilon"],
+        **dict.fromkeys((Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH, Keys.Attention.LAYERNORM_EPS)),
+    }
+
+
+def _falcon_h1(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Every factor is folded into weights."""
+    into, (gate, down) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    factors = {
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "q_proj": into,
+        "k_proj": config["key_multiplier"] * into,
+        "v_proj": into,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "gate_proj": gate,
+        "down_proj": down,
+    }
+    inner, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    counts = (inner, inner, shared, shared, config["mamba_n_heads"])
+    rows = config["ssm_in_multiplier"] * np.repeat(np.array(config["ssm_multipliers"], np.float32), counts)
+    found = Tensors()
+    for name, values in _scan_tensors(config, tensors).items():
+        module = name.split(".")[-2]
+        by = rows[:, None] if module == "in_proj" else factors.get(module, 1)
+        found[name] = values * np.asarray(by, np.float32)
+    return found
+
+
 def _lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
     kv_heads = config["num_key_value_heads"]
     return {
@@ -208,6 +310,22 @@ _HOW: Mapping[str, How] = {
             Keys.LLM.LEADING_DENSE_BLOCK_COUNT: c["num_dense_layers"],
             Keys.LLM.EXPERT_GATING_FUNC: 2,
         },
+    ),
+    "granitehybrid": How(
+        pairs=True,
+        rewritten=_scan_tensors,
+        parts={
+            "block_sparse_moe.input_linear.weight": lambda v: _halves(
+                v, MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP
+            ),
+        },
+        more=_granite_hybrid,
+    ),
+    "mamba2": How(rewritten=_scan_tensors, more=_mamba2),
+    "nemotron_h": How(rewritten=_scan_tensors, more=_nemotron_h),
+    "falcon-h1": How(
+        rewritten=_falcon_h1,
+        more=lambda c: {**_scan(c, *_MAMBA), Keys.SSM.INNER_SIZE: c["mamba_d_ssm"]},
     ),
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "olmo2": How(pattern=True),
@@ -343,6 +461,11 @@ def converted(
 ) -> tuple[dict[str, Any], Tensors]:
     """The metadata and the tensors of a GGUF file. `how_else`: fields of `How` that a checkpoint was recorded with."""
     how = replace(_HOW.get(architecture, How()), **(how_else or {}))
+    if architecture == "granitehybrid":
+        experts = (MODEL_TENSOR.FFN_GATE_SHEXP, MODEL_TENSOR.FFN_UP_SHEXP, MODEL_TENSOR.FFN_DOWN_SHEXP)
+        network = (MODEL_TENSOR.FFN_GATE, MODEL_TENSOR.FFN_UP, MODEL_TENSOR.FFN_DOWN)
+        parts = _granite_network(*(experts if config["num_local_experts"] else network))
+        how = replace(how, parts={**how.parts, **parts})
     config = {**config, **config.get("text_config", {})}
     made = {key: value for name, keys in _KEYS.items() if (value := config.get(name)) for key in keys}
     if config.get("use_sliding_window", True) is False:
@@ -365,7 +488,7 @@ def _rope(config: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[dict[str,
     found: dict[str, Any] = {Keys.Rope.FREQ_BASE: given["rope_theta"]} if "rope_theta" in given else {}
     if local.get("rope_theta", given.get("rope_theta")) != given.get("rope_theta"):
         found[Keys.Rope.FREQ_BASE_SWA] = local["rope_theta"]
-    heads, hidden = made[Keys.Attention.HEAD_COUNT], made[Keys.LLM.EMBEDDING_LENGTH]
+    heads, hidden = made.get(Keys.Attention.HEAD_COUNT, 1), made[Keys.LLM.EMBEDDING_LENGTH]
     width = int(made.get(Keys.Attention.KEY_LENGTH, hidden // heads) * given.get("partial_rotary_factor", 1))
     if "mrope_section" in given:
         found[Keys.Rope.DIMENSION_SECTIONS] = [*given["mrope_section"], 0]
@@ -413,7 +536,8 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, made[Keys.LLM.BLOCK_COUNT])
     heads = made[Keys.Attention.HEAD_COUNT]
-    heads = {"attn_q": heads, "attn_k": made.get(Keys.Attention.HEAD_COUNT_KV, heads)}
+    kv_heads = made.get(Keys.Attention.HEAD_COUNT_KV, heads)
+    heads = {"attn_q": heads, "attn_k": max(kv_heads) if isinstance(kv_heads, list) else kv_heads}
     experts: dict[str, list[Array]] = {}
     found: Tensors = {}
     for full, given in tensors.items():  # experts in the order of their numbers

@@ -124,7 +124,10 @@ def quantised(source: Path, path: Path, kind: str = "q8_0") -> Path:
     data, found = source.read_bytes(), GGUFReader(source).tensors
     entries, packed = b"", b""
     for each in found:
-        is_matrix = len(each.shape) > 1 and "_inp" not in each.name and "conv.weight" not in each.name.replace("1d", "")
+        is_matrix = len(each.shape) > 1 and each.name.endswith(".weight")
+        is_matrix = is_matrix and not any(
+            part in each.name for part in ("_inp", "conv.weight", "conv1d.weight", "_norm")
+        )
         ggml = GGMLQuantizationType[kind.upper()] if is_matrix else each.tensor_type
         if is_matrix and int(each.shape[0]) % 32:  # rows of less than a block
             ggml = GGMLQuantizationType.F16

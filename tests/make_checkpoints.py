@@ -160,6 +160,49 @@ _DELTA: dict[str, Any] = {
 }
 _DELTA_SECTIONS = {"rope_parameters": {**_PLAIN, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}}
 _DELTA_ROPE = {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25}}
+# Files of today; newer classes write other names of kinds.
+_SCANS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_n_groups": 1,
+}
+_GRANITE4_SCANS = {
+    **_MINICPM,
+    "attention_multiplier": 0.2,
+    "intermediate_size": 32,
+    "shared_intermediate_size": 48,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+    **_SCANS,
+}
+_FALCON_H1 = {
+    **_SCANS,
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "head_dim": 32,
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "mlp_multipliers": [0.8, 1.5],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.8],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.75,
+}
+_NEMOTRON_H = {
+    "layers_block_type": ["mamba", "mlp", "attention", "mamba", "mlp"],
+    "head_dim": 32,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "conv_kernel": 3,
+}
 _CONV_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 
 _GEMMA4 = {
@@ -270,6 +313,22 @@ CHECKPOINTS: dict[str, Row] = {
     ),
     "lfm2": Row("lfm2", "Lfm2", {**_CONV_LAYERS, "intermediate_size": 150, "block_multiple_of": 32}),
     "lfm2moe": Row("lfm2moe", "Lfm2Moe", {**_CONV_LAYERS, **_MOE, "num_dense_layers": 1, "num_attention_heads": 2}),
+    "granitehybrid": Row("granitehybrid", "GraniteMoeHybrid", {**_GRANITE4_SCANS, **_USED}),
+    "granitehybrid-dense": Row(
+        "granitehybrid",
+        "GraniteMoeHybrid",
+        {**_GRANITE4_SCANS, "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"},
+    ),
+    "falcon-h1": Row("falcon-h1", "FalconH1", _FALCON_H1),
+    "falcon-h1-norm": Row(
+        "falcon-h1", "FalconH1", {**_FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    ),
+    "mamba2": Row(
+        "mamba2",
+        "Mamba2",
+        {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 1, "expand": 2},
+    ),
+    "nemotron_h": Row("nemotron_h", "NemotronH", _NEMOTRON_H),
     "falcon": Row("falcon", "Falcon", {"num_kv_heads": 1, "ffn_hidden_size": 96}, _FALCON),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }

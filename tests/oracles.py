@@ -30,9 +30,12 @@ ARCHITECTURES = {
     "glm4": "glm4",
     "gpt-oss-mxfp4": "gpt-oss",
     "granite": "granite",
+    "granitehybrid": "granitehybrid",
     "lfm2moe": "lfm2moe",
     "llama-yarn": "llama",
+    "mamba2": "mamba2",
     "mixtral": "llama",
+    "nemotronh": "nemotron_h",
     "olmo2": "olmo2",
     "phi3": "phi3",
     "phi3-longrope": "phi3",
@@ -43,7 +46,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
-WITH_FOLDER = ("gemma3", "gemma4", "lfm2moe", "phi3", "qwen2", "qwen35", "qwen3moe")
+WITH_FOLDER = ("gemma3", "gemma4", "granitehybrid", "lfm2moe", "phi3", "qwen2", "qwen35", "qwen3moe")
 NAMES = list(ARCHITECTURES)
 # What there is of them: the file, and the folder where there is one.
 SOURCES = [(name, "model.gguf") for name in NAMES] + [(name, "hf") for name in WITH_FOLDER]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -213,8 +214,14 @@ def _alignment(header: _Header, metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
+# Files of Falcon-H1 call it so; everywhere else it has a suffix.
+_NORM = re.compile(r"blk\.\d{1,4}\.ffn_norm")
+
+
 def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
     name = header.string("a tensor's name")
+    if _NORM.fullmatch(name):
+        name += ".weight"
     what = f"the entry of tensor {_short(name)}"
     rank = header.u32(what)
     if not 1 <= rank <= 4:

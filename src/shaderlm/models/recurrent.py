@@ -14,8 +14,9 @@ _KV_HEADS = "attention.head_count_kv"
 _MAX_KERNEL = 16
 _FFN = "feed_forward_length"
 # No keys of GGUF, whose readers know by the architecture in which order value heads lie, and that nothing limits the
-# steps of a scan. Folders have their own.
+# steps of a scan. Folders have their own, and say whether what a scan gives is normalised.
 _GROUPED, _STEP_LIMITS = "config.grouped_value_heads", "config.time_step_limit"
+_SCAN_NORMALISED = "config.mamba_rms_norm"
 
 # Layers that keep a state in place of keys and values, or beside them; layers that are a mixer or a network, and not
 # both; layers that keep a state and have no network.
@@ -119,6 +120,8 @@ def _read_scan(meta: Metadata, config: Config) -> Config:
         raise meta.wrong("ssm.time_step_rank", f"a multiple of group_count, {groups}", heads)
     # Falcon-H1 may do without, by its files.
     normalised = config.architecture != "falcon-h1" or any(name.endswith(f".{_SCAN_NORM}") for name in config.shapes)
+    if meta.get(_SCAN_NORMALISED, normalised) is not normalised:
+        raise meta.wrong(_SCAN_NORMALISED, f"{normalised}, by the tensors of the layers", not normalised)
     limits = meta.get(_STEP_LIMITS, [0.0, 0.0])
     if not isinstance(limits, list) or len(limits) != 2 or not all(_is_limit(each) for each in limits):
         raise meta.wrong(_STEP_LIMITS, "two numbers of at least 0", limits)

@@ -91,6 +91,9 @@ def _granite(meta: Metadata, config: Config) -> Config:
 
 def _granite_hybrid(meta: Metadata, config: Config) -> Config:
     """Positions are rotated if rope.scaling.finetuned says so: such a file has no key of its own for that."""
+    shared = "expert_shared_feed_forward_length"
+    if config.experts is None and meta.get(shared, config.ffn) != config.ffn:
+        raise meta.wrong(shared, f"feed_forward_length, {config.ffn}, in a file without experts", meta.get(shared))
     config, rotated = _granite(meta, config), meta.get("rope.scaling.finetuned", True)
     if not isinstance(rotated, bool):
         raise meta.wrong("rope.scaling.finetuned", "true or false", rotated)

@@ -15,9 +15,21 @@ from numpy.typing import NDArray
 
 from ...errors import ModelError
 from .model_type import ModelType, one_of
-from .models import MODEL_TYPES
+from .models import MODEL_TYPES, row_of
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+# Layers by the letters of hybrid_override_pattern, and by their names in older and newer files.
+_PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_LAYER_KINDS: Mapping[str, str] = {
+    **{name: name for name in _PATTERN.values()},
+    "linear_attention": "mamba",
+    "full_attention": "attention",
+}
+_ONE_FACTOR = (
+    *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier"),
+    *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
+)
+_UNLIMITED = 1 << 20  # the context that converters write where positions are not rotated
 _NEVER = 1e30  # what GGUF divides the frequencies of values by that are not rotated
 
 
@@ -29,7 +41,7 @@ class FolderConfig:
         if not isinstance(name, str) or name not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
             raise ModelError(f"config.json: model_type is {name!r}; supported in folders: {known}. A GGUF file may run")
-        self.row: ModelType = MODEL_TYPES[name]
+        self.row: ModelType = row_of(name, config)
         flat = _flat(config, self.row.nested)
         for older, newer in self.row.older.items():
             if older in flat and flat.get(newer, flat[older]) == flat[older]:  # it may have both names
@@ -42,6 +54,8 @@ class FolderConfig:
         self.quantisation = self.take("quantization_config")
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, NDArray[np.float32]] = {}  # that GGUF stores, and folders compute
+        # What rows of matrices are multiplied by, which GGUF's are already: so many rows, and the factor.
+        self.factors: dict[str, list[tuple[int, float]]] = {}
         self._fill()
 
     def take(self, key: str, default: Any = None) -> Any:
@@ -63,12 +77,16 @@ class FolderConfig:
 
     def _fill(self) -> None:
         self.metadata["general.architecture"] = self.row.architecture
+        kinds = self._kinds()
         for key, names in self.row.gguf_keys().items():
             if key in self.row.keys and self._unread.get(key, 0) is None and self.row.defaults.get(key) is not None:
                 continue  # switched off by null where GGUF has no "off": it stays, and is refused
             value = one_of(self.take(key))
             for name in names if value is not None else ():
                 self.set(name, value)
+        if self.row.scan == "alone":
+            self._alone()
+            return
         heads, hidden = (_whole(key, self.get(key)) for key in ("attention.head_count", "embedding_length"))
         self.head_width = _whole("head_dim", self.get("attention.key_length") or hidden // heads)
         if self.get("feed_forward_length") is None:
@@ -76,6 +94,8 @@ class FolderConfig:
         self._adjusted_ffn()
         self._full_layers()
         self._recurrent()
+        self._scan(kinds)
+        self._factors()
         self._window()
         self._unrotated()
         self._mixed()
@@ -84,6 +104,10 @@ class FolderConfig:
         scalar = self.take("query_pre_attn_scalar")
         if scalar is not None:
             self.set("attention.scale", 1 / math.sqrt(_number("query_pre_attn_scalar", scalar)))
+        self._leave()
+
+    def _leave(self) -> None:
+        """What nobody has taken, for refusal."""
         for key, value in self._unread.items():
             if not self.row.is_harmless(key, value):
                 self.set(f"config.{key}", value)
@@ -132,6 +156,7 @@ class FolderConfig:
         self.set("config.attention_k_eq_v", one_product)
         shared, ffn = self.get("attention.shared_kv_layers") or 0, self.get("feed_forward_length")
         if self._switch("use_double_wide_mlp") and isinstance(shared, int) and isinstance(ffn, int):
+            self.set("context_length", _UNLIMITED)
             self.set("feed_forward_length", [ffn if i < count - shared else 2 * ffn for i in range(count)])
         has_experts = self._switch("enable_moe_block")
         if has_experts and self.get("expert_count") is None:
@@ -180,6 +205,124 @@ class FolderConfig:
             raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {name!r}")
         kv_heads = self.get("attention.head_count_kv") or self.get("attention.head_count")
         self.set("attention.head_count_kv", [kv_heads if each == _FULL else 0 for each in types])
+
+    def _kinds(self) -> list[str]:
+        """What each layer is, of models where it is one thing of several."""
+        if self.row.scan not in ("instead", "plain"):
+            return []
+        types, pattern = self.take("layer_types"), self.take("hybrid_override_pattern")
+        if isinstance(pattern, str):
+            named = [_PATTERN.get(letter, letter) for letter in pattern]
+            if types is not None and named != [_LAYER_KINDS.get(each, each) for each in types]:
+                raise ModelError("config.json: hybrid_override_pattern and layers_block_type differ")
+            types = named
+        layers = self._unread.get("num_hidden_layers")
+        if types is None and self.row.scan == "instead":
+            types = ["mamba"] * _whole("num_hidden_layers", layers)
+        if not isinstance(types, list) or not types or not all(isinstance(each, str) for each in types):
+            raise ModelError(f"config.json: layer_types must name the kind of each layer, it is {types!r:.60}")
+        kinds = [_LAYER_KINDS.get(each, each) for each in types]
+        if wrong := sorted(set(kinds) - set(_PATTERN.values())):
+            raise ModelError(f"config.json: layer_types has {wrong[0]!r:.60}; known are {', '.join(_LAYER_KINDS)}")
+        if layers is None and self.row.scan == "plain":
+            self._unread["num_hidden_layers"] = layers = len(kinds)
+        if layers != len(kinds):
+            raise ModelError(f"config.json: num_hidden_layers is {layers!r:.60}, layer_types has {len(kinds)} entries")
+        return kinds
+
+    def _scan(self, kinds: list[str]) -> None:
+        """Sizes of selective scans, and which layers have one, as GGUF says it."""
+        if not self.row.scan:
+            return
+        heads, width = _whole("the number of heads", self.get("ssm.time_step_rank")), self.take("mamba_d_head", "auto")
+        inner, expand = self.take("mamba_d_ssm"), self.take("mamba_expand")
+        if self.row.scan == "plain":
+            inner = heads * _whole("mamba_head_dim", width)
+        elif inner is None:
+            inner = _whole("expand", expand) * _whole("hidden_size", self.get("embedding_length"))
+        inner = _whole("mamba_d_ssm", inner)
+        if width != "auto" and inner != heads * _whole("mamba_d_head", width):
+            raise ModelError(f"config.json: {heads} heads of the width {width} are not {inner} values")
+        self.set("ssm.inner_size", inner)
+        self._step_limits()
+        if self.row.scan == "beside":
+            normalised, before = self._switch("mamba_rms_norm"), self._switch("mamba_norm_before_gate")
+            self.set("config.mamba_rms_norm", normalised)
+            if normalised and before:
+                self.set("config.mamba_norm_before_gate", True)
+        if self.row.scan == "instead":
+            kv_heads = self.get("attention.head_count_kv") or self.get("attention.head_count")
+            self.set("attention.head_count_kv", [kv_heads if each == "attention" else 0 for each in kinds])
+            rotated = self.take("position_embedding_type")
+            if rotated not in (None, "nope", "rope"):
+                self.set("config.position_embedding_type", rotated)
+            self.set("rope.scaling.finetuned", rotated == "rope")
+            if rotated != "rope":
+                self.set("context_length", _UNLIMITED)
+        elif self.row.scan == "plain":
+            kv_heads, ffn = self.get("attention.head_count_kv"), self.get("feed_forward_length")
+            self.set("attention.head_count_kv", [kv_heads if each == "attention" else 0 for each in kinds])
+            self.set("context_length", _UNLIMITED)
+            self.set("feed_forward_length", [ffn if each == "mlp" else 0 for each in kinds])
+            if "moe" in kinds:
+                self.set("config.layer_types", "layers with experts")
+
+    def _step_limits(self) -> None:
+        """Of time steps; files of newer versions write infinity as an object."""
+        limits = self.take("time_step_limit", [0.0, math.inf])
+        if isinstance(limits, list):
+            limits = [math.inf if each == {"__float__": "Infinity"} else each for each in limits]
+        numbers = isinstance(limits, list) and all(type(each) in (int, float) and each >= 0 for each in limits)
+        if not numbers or len(limits) != 2 or limits[0] > limits[1]:
+            raise ModelError(f"config.json: time_step_limit must be two numbers of at least 0, it is {limits!r:.60}")
+        if limits != [0, math.inf]:
+            self.set("config.time_step_limit", [limits[0], 0.0 if limits[1] == math.inf else limits[1]])
+
+    def _alone(self) -> None:
+        """Mamba-2: no attention and no network."""
+        self.set("attention.head_count", 0)
+        self.set("feed_forward_length", 0)
+        self.set("context_length", _UNLIMITED)
+        self._scan([])
+        self._leave()
+
+    def _factors(self) -> None:
+        """Falcon-H1: what its matrices are multiplied by."""
+        if not self.row.factors:
+            return
+
+        def several(key: str, count: int) -> list[float]:
+            values = self.take(key, [1.0] * count)
+            if not isinstance(values, list) or len(values) != count:
+                raise ModelError(f"config.json: {key} must list {count} numbers, it is {values!r:.60}")
+            return [_number(key, value) for value in values]
+
+        one = {name: _number(name, self.take(name, 1.0)) for name in _ONE_FACTOR}
+        into, gate_down, scan = (
+            one["attention_in_multiplier"],
+            several("mlp_multipliers", 2),
+            several("ssm_multipliers", 5),
+        )
+        matrices = {
+            "token_embd": one["embedding_multiplier"],
+            "output": one["lm_head_multiplier"],
+            "attn_q": into,
+            "attn_k": into * one["key_multiplier"],
+            "attn_v": into,
+            "attn_output": one["attention_out_multiplier"],
+            "ssm_out": one["ssm_out_multiplier"],
+            "ffn_gate": gate_down[0],
+            "ffn_down": gate_down[1],
+        }
+        self.factors = {stem: [(0, factor)] for stem, factor in matrices.items() if factor != 1}
+        inner, groups, state = (
+            _whole(key, self.get(f"ssm.{key}")) for key in ("inner_size", "group_count", "state_size")
+        )
+        widths = (inner, inner, groups * state, groups * state, 0)
+        into = one["ssm_in_multiplier"]
+        self.factors["ssm_in"] = [(rows, into * factor) for rows, factor in zip(widths, scan, strict=True)]
+        if self.tied and one["embedding_multiplier"] != one["lm_head_multiplier"]:
+            self.set("config.tie_word_embeddings", True)  # one matrix cannot have two factors
 
     def _unrotated(self) -> None:
         """Layers without rope must be those that GGUF's readers know of."""

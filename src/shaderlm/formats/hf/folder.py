@@ -25,7 +25,7 @@ from ..safetensors import INDEX, Safetensors
 from ..unpack import unpack
 from ..weight_formats import WEIGHT_FORMATS
 from .config import FolderConfig
-from .matrices import Matrix, by_kind, in_order, negative_exp, part_of, stored, transposed
+from .matrices import Matrix, by_kind, in_order, negative_exp, part_of, scaled, stored, transposed
 from .model_type import ModelType, TensorSplit
 from .quantised import quantised_matrices
 from .tokenizer import FILES as TOKENIZER_FILES
@@ -175,6 +175,8 @@ def _sources(config: FolderConfig, tensors: Mapping[str, Matrix]) -> dict[str, _
     elif config.tied is False and "output.weight" not in entries:
         raise ModelError("there is no tensor 'lm_head.weight', and tie_word_embeddings is false")
     heads = {name: config.get(f"attention.head_count{kv}") for name, kv in (("attn_q", ""), ("attn_k", "_kv"))}
+    if isinstance(heads["attn_k"], list):  # 0 of layers that have no keys
+        heads["attn_k"] = max(heads["attn_k"])
     heads["attn_k"] = heads["attn_k"] or heads["attn_q"]
     sources = {}
     for called, entry in entries.items():
@@ -189,6 +191,8 @@ def _sources(config: FolderConfig, tensors: Mapping[str, Matrix]) -> dict[str, _
         shifted = stem.endswith("norm") and called.endswith(".weight") and stem not in config.row.plain_norms
         norm = config.row.norm_offset if shifted else 0.0
         parts = tuple(entry[i][1] for i in (range(len(entry)) if experts else [None]))
+        if stem in config.factors:
+            parts = tuple(scaled(part, config.factors[stem]) for part in parts)
         sources[called] = _Source(parts, paired, norm, experts)
     return sources
 
@@ -251,7 +255,7 @@ def _of_groups(whole: Matrix, letters: str, config: FolderConfig) -> Matrix:
 
 
 # GGUF has them without ".weight".
-_BARE = ("ssm_a", "ffn_gate_inp.scale", "ffn_down_exps.scale")
+_BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")
 
 
 def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSplit, ...]]:

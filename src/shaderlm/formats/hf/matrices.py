@@ -6,7 +6,7 @@ Nothing is read before rows are asked for, and then only these rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,21 @@ def negative_exp(whole: Matrix) -> Matrix:
     def rows(which: Rows) -> U8:
         powers: NDArray[np.float32] = -np.exp(unpack(whole.rows(which), whole.kind), dtype=np.float32)
         return powers.view(np.uint8)
+
+    return Matrix(whole.shape, "f32", rows)
+
+
+def scaled(whole: Matrix, factors: Sequence[tuple[int, float]]) -> Matrix:
+    """So many rows of a matrix, or numbers of a vector, times a factor; the last count is of all that remain."""
+    count, ends = whole.shape[0], np.cumsum([rows for rows, _ in factors[:-1]], dtype=np.int64)
+    if len(ends) and ends[-1] >= count:
+        raise ModelError(f"a tensor of the shape {list(whole.shape)} must have more than {ends[-1]} rows")
+    by_row = np.array([factor for _, factor in factors], np.float32)[np.searchsorted(ends, np.arange(count), "right")]
+
+    def rows(which: Rows) -> U8:
+        numbers = unpack(whole.rows(which), whole.kind)
+        products = numbers * (by_row if len(whole.shape) == 1 else by_row[numbers_of(which)][:, None])
+        return np.ascontiguousarray(products, np.float32).view(np.uint8)
 
     return Matrix(whole.shape, "f32", rows)
 

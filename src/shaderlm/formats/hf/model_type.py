@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 # config.json → GGUF, without the architecture before it. `config` has the keys that need more than a new name.
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -118,6 +118,9 @@ class ModelType:
     mixed: decoder_sparse_step and mlp_only_layers say which layers have experts.
     full_layers: layers without a window have heads of other sizes, by per_layer_config or keys that begin with global.
     recurrent: what layer_types calls layers that keep a state in place of keys and values.
+    scan: where layers have a selective scan (Mamba-2): in place of keys and values, beside them, in layers that have
+    nothing else ("plain"), or in all layers, which then have nothing else ("alone").
+    factors: matrices are multiplied by numbers of config.json, as Falcon-H1's are.
     adjusted_ffn: block_auto_adjust_ff_dim says that the network is narrower than intermediate_size.
     defaults: of keys that config.json may lack. partial_rotary_factor is read where it has one.
     older: keys by the names that they had before.
@@ -140,6 +143,8 @@ class ModelType:
     mixed: bool = False
     full_layers: bool = False
     recurrent: str = ""
+    scan: Literal["", "instead", "beside", "plain", "alone"] = ""
+    factors: bool = False
     adjusted_ffn: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -370,6 +370,120 @@ _QWEN35_IMAGES: Mapping[str, Any] = {
     },
 }
 
+# Of layers with the selective scan of Mamba-2.
+_MAMBA_KEYS: Mapping[str, tuple[str, ...]] = {
+    "mamba_n_heads": ("ssm.time_step_rank",),
+    "mamba_n_groups": ("ssm.group_count",),
+    "mamba_d_state": ("ssm.state_size",),
+    "mamba_d_conv": ("ssm.conv_kernel",),
+}
+_SCAN_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "mamba_hidden_act": ("silu",),
+    "use_conv_bias": (True,),
+    "conv_bias": (True,),
+    "mamba_conv_bias": (True,),
+}
+_SCAN_HARMLESS: Mapping[str, str] = {
+    **dict.fromkeys(("mamba_proj_bias", "projectors_bias"), "there are such tensors, or none"),
+    **dict.fromkeys(
+        (
+            *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "rescale_prenorm_residual"),
+            *("mamba_dt_min", "mamba_dt_max", "mamba_dt_init_floor"),
+        ),
+        "for training",
+    ),
+    **dict.fromkeys(
+        (
+            *("chunk_size", "mamba_chunk_size", "use_mamba_kernels", "num_logits_to_keep", "residual_in_fp32"),
+            *("mamba_ssm_cache_dtype", "mamba_use_mlp", "rms_norm", "mamba_expand"),
+        ),
+        "says how a program computes, or what it returns",
+    ),
+}
+_BACKBONE: Mapping[str, str] = {"model.embeddings": "token_embd", "model.norm_f": "output_norm"}
+_SCAN_RENAMES = (
+    (r"^(?:backbone|model)\.(layers\.\d+\.\w+\.)(A_log|D)$", r"model.\1\2.weight"),
+    (r"^(?:backbone|model)\.(layers\.\d+\.\w+\.)dt_bias$", r"model.\1dt.bias"),
+    (r"^backbone\.embedding\.", "model.embeddings."),
+    (r"^backbone\.", "model."),
+)
+_NEMOTRON_EXPERTS = (
+    *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
+    *("moe_latent_size", "moe_shared_expert_overlap", "num_experts_per_tok", "routed_scaling_factor", "topk_group"),
+    "norm_topk_prob",
+)
+
+
+def _scan_layer(module: str) -> Mapping[str, str | tuple[TensorSplit, ...]]:
+    return {
+        f"{module}.in_proj": "ssm_in",
+        f"{module}.conv1d": "ssm_conv1d",
+        f"{module}.A_log": (TensorSplit("ssm_a", "negative exp"),),
+        f"{module}.D": "ssm_d",
+        f"{module}.dt": "ssm_dt",
+        f"{module}.norm": "ssm_norm",
+        f"{module}.out_proj": "ssm_out",
+    }
+
+
+_GRANITE4 = ModelType(
+    "granite",
+    pairs=True,
+    keys={**_MULTIPLIERS, "shared_intermediate_size": ("feed_forward_length",)},
+    defaults={
+        "attention_multiplier": 1.0,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "position_embedding_type": None,
+    },
+    neutral={
+        "num_local_experts": (0,),
+        "num_experts_per_tok": (0,),
+        "position_embedding_type": ("rope",),
+        "normalization_function": ("rmsnorm",),
+    },
+    harmless=dict.fromkeys(
+        (
+            *("time_step_limit", "time_step_min", "time_step_max", "mamba_chunk_size", "mamba_conv_bias"),
+            *("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand", "mamba_n_groups", "mamba_n_heads"),
+            *("mamba_proj_bias", "init_method"),
+        ),
+        "of recurrent layers, which layer_types must not have",
+    ),
+    layer={
+        "shared_mlp.input_linear": (TensorSplit("ffn_gate", "first half"), TensorSplit("ffn_up", "second half")),
+        "shared_mlp.output_linear": "ffn_down",
+    },
+)
+_GRANITE4_HYBRID = replace(
+    _GRANITEMOE,
+    architecture="granitehybrid",
+    scan="instead",
+    keys={**_GRANITEMOE.keys, **_MAMBA_KEYS},
+    defaults={
+        **_GRANITEMOE.defaults,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+    },
+    neutral={**_SCAN_NEUTRAL, "normalization_function": ("rmsnorm",)},
+    harmless={**_SCAN_HARMLESS, "init_method": "for training"},
+    layer={**_GRANITEMOE.layer, **_scan_layer("mamba")},
+    renames=_SCAN_RENAMES,
+)
+_GRANITE4_DENSE_HYBRID = replace(
+    _GRANITE4_HYBRID,
+    keys={**_MULTIPLIERS, **_MAMBA_KEYS, "shared_intermediate_size": ("feed_forward_length",)},
+    neutral={**_GRANITE4_HYBRID.neutral, "num_local_experts": (0,), "num_experts_per_tok": (0,)},
+    harmless={**_GRANITE4_HYBRID.harmless, "intermediate_size": "of experts, and there are none"},
+    layer={**_GRANITE4.layer, **_scan_layer("mamba")},
+)
+
 # Defaults are those of the classes in transformers.
 MODEL_TYPES: Mapping[str, ModelType] = {
     "llama": ModelType("llama", pairs=True, older={"max_sequence_length": "max_position_embeddings"}),
@@ -805,34 +919,124 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         ),
     ),
     "olmoe": ModelType("olmoe", keys=_EXPERT_KEYS, neutral={"norm_topk_prob": (False,)}, layer=_QWEN_EXPERTS),
-    "granitemoehybrid": ModelType(
-        "granite",
-        pairs=True,
-        keys={**_MULTIPLIERS, "shared_intermediate_size": ("feed_forward_length",)},
+    "granitemoehybrid": _GRANITE4_HYBRID,
+    "mamba2": ModelType(
+        "mamba2",
+        scan="alone",
+        keys={
+            "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon",),
+            "num_heads": ("ssm.time_step_rank",),
+            "n_groups": ("ssm.group_count",),
+            "state_size": ("ssm.state_size",),
+            "conv_kernel": ("ssm.conv_kernel",),
+        },
         defaults={
-            "attention_multiplier": 1.0,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "position_embedding_type": None,
+            "hidden_size": 4096,
+            "num_hidden_layers": 64,
+            "vocab_size": 32768,
+            "layer_norm_epsilon": 1e-5,
+            "num_heads": 128,
+            "n_groups": 8,
+            "state_size": 128,
+            "conv_kernel": 4,
+            "mamba_d_head": 64,
+            "mamba_expand": 2,
         },
-        neutral={
-            "num_local_experts": (0,),
-            "num_experts_per_tok": (0,),
-            "position_embedding_type": ("rope",),
-            "normalization_function": ("rmsnorm",),
+        older={"head_dim": "mamba_d_head", "expand": "mamba_expand"},
+        neutral=_SCAN_NEUTRAL,
+        harmless={**_SCAN_HARMLESS, "layer_types": "all layers are alike", "num_attention_heads": "there are none"},
+        whole=_BACKBONE,
+        layer={**_scan_layer("mixer"), "norm": "attn_norm"},
+        renames=_SCAN_RENAMES,
+    ),
+    "nemotron_h": ModelType(
+        "nemotron_h",
+        scan="plain",
+        rope=False,
+        keys={
+            "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon",),
+            "mamba_num_heads": ("ssm.time_step_rank",),
+            "n_groups": ("ssm.group_count",),
+            "ssm_state_size": ("ssm.state_size",),
+            "conv_kernel": ("ssm.conv_kernel",),
         },
-        harmless=dict.fromkeys(
-            (
-                *("time_step_limit", "time_step_min", "time_step_max", "mamba_chunk_size", "mamba_conv_bias"),
-                *("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand", "mamba_n_groups", "mamba_n_heads"),
-                *("mamba_proj_bias", "init_method"),
-            ),
-            "of recurrent layers, which layer_types must not have",
-        ),
+        defaults={
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "intermediate_size": 21504,
+            "layer_norm_epsilon": 1e-5,
+            "mamba_num_heads": 128,
+            "mamba_d_head": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "mlp_hidden_act": "relu2",
+        },
+        older={
+            "layers_block_type": "layer_types",
+            "mamba_head_dim": "mamba_d_head",
+            "expand": "mamba_expand",
+            "attention_head_dim": "head_dim",
+            **{f"mamba_{new}": new for new in ("n_groups", "conv_bias")},
+            "mamba_d_conv": "conv_kernel",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "norm_eps": "layer_norm_epsilon",
+        },
+        neutral={**_SCAN_NEUTRAL, "mlp_hidden_act": ("relu2",), "sliding_window": (None,), "n_group": (1,)},
+        harmless={
+            **_SCAN_HARMLESS,
+            **dict.fromkeys(_NEMOTRON_EXPERTS, "of layers with experts, which layer_types must not have"),
+            **dict.fromkeys(("num_nextn_predict_layers", "mtp_layers_block_type"), _PREDICTS),
+            **dict.fromkeys(("rope_theta", "rope_parameters", "partial_rotary_factor"), "positions are not rotated"),
+        },
+        whole=_BACKBONE,
         layer={
-            "shared_mlp.input_linear": (TensorSplit("ffn_gate", "first half"), TensorSplit("ffn_up", "second half")),
-            "shared_mlp.output_linear": "ffn_down",
+            **_scan_layer("mixer"),
+            "norm": "attn_norm",
+            "mixer.q_proj": "attn_q",
+            "mixer.k_proj": "attn_k",
+            "mixer.v_proj": "attn_v",
+            "mixer.o_proj": "attn_output",
+            "mixer.up_proj": "ffn_up",
+            "mixer.down_proj": "ffn_down",
         },
+        renames=_SCAN_RENAMES,
+        ignored=r"mtp\.",
+    ),
+    "falcon_h1": ModelType(
+        "falcon-h1",
+        scan="beside",
+        theta=None,
+        factors=True,
+        keys=_MAMBA_KEYS,
+        defaults={
+            "num_key_value_heads": 8,
+            "mamba_d_ssm": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_norm_before_gate": True,
+            "mamba_rms_norm": False,
+        },
+        neutral=_SCAN_NEUTRAL,
+        harmless={
+            **_SCAN_HARMLESS,
+            **dict.fromkeys(("layer_types", "layers_block_type"), "all layers are alike"),
+            "attn_layer_indices": "all layers attend",
+        },
+        whole={"model.final_layernorm": "output_norm"},
+        layer={
+            **_scan_layer("mamba"),
+            "pre_ff_layernorm": "ffn_norm",
+            "feed_forward.gate_proj": "ffn_gate",
+            "feed_forward.up_proj": "ffn_up",
+            "feed_forward.down_proj": "ffn_down",
+        },
+        renames=_SCAN_RENAMES,
     ),
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5": replace(_QWEN_NEXT, **_QWEN35_IMAGES),
@@ -889,3 +1093,12 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "granitemoe": _GRANITEMOE,
     "granitemoeshared": _GRANITEMOE,
 }
+
+
+def row_of(name: str, config: Mapping[str, Any]) -> ModelType:
+    """The row of a folder. Granite 4 has several forms under one name: with experts and scans, or without."""
+    if name != "granitemoehybrid" or config.get("num_local_experts", 8):
+        return MODEL_TYPES[name]
+    kinds = config.get("layer_types")
+    attends = isinstance(kinds, list) and all(each in ("attention", "full_attention") for each in kinds)
+    return _GRANITE4 if attends else _GRANITE4_DENSE_HYBRID
