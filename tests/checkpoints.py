@@ -99,7 +99,8 @@ def write_gguf(path: Path, entry: Mapping[str, Any], metadata: Mapping[str, Any]
         if value is not None:
             (writer.add_array if isinstance(value, list) else adders[type(value)])(key, value)
     for name, values in made.items():
-        writer.add_tensor(name, values)
+        bare = entry["architecture"] == "falcon-h1" and name.endswith("ffn_norm.weight")  # as its converter writes it
+        writer.add_tensor(name.removesuffix(".weight") if bare else name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

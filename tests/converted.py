@@ -550,6 +550,8 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
         stacked = re.sub(r"\.experts\.\d+\.", ".experts.", name)
         called = next(filter(None, (names.get_name(each, (".weight", ".bias")) for each in _spellings(stacked))), None)
         assert called is not None, f"gguf has no name for {name} of {architecture}"
+        if called.endswith(".ffn_norm"):  # of falcon-h1, whose files have it without what readers expect
+            called += ".weight"
         stem = called.split(".")[-2]
         if how.transposed and values.ndim == 2 and "embd" not in stem:
             values = values.T

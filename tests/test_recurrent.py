@@ -26,7 +26,7 @@ from .oracles import assert_logits
 from .session import Session
 
 pytestmark = pytest.mark.xdist_group("recurrent")
-MODELS = ("lfm2", "qwen35")
+MODELS = ("lfm2", "qwen35", "granitehybrid", "mamba2")
 LENGTH = 120  # tokens: more than the chunks of any test
 
 

@@ -110,6 +110,9 @@ IGNORED: Mapping[tuple[str, str], str] = {
         itertools.product(("qwen35", "qwen35moe"), ("rope.dimension_sections",)),
         "without images, dimensions of positions are alike",
     ),
+    **dict.fromkeys(
+        itertools.product(("nemotron_h",), ("rope.dimension_count", "rope.freq_base")), "positions are not rotated"
+    ),
     ("stablelm", "use_parallel_residual"): "converters write true where the model does not say; the norms are decisive",
 }
 
@@ -141,7 +144,7 @@ DEFAULTS: Mapping[str, Callable[[Keys], Any]] = {
     "expert_gating_func": lambda keys: 2,
     "expert_shared_count": lambda keys: keys["expert_shared_feed_forward_length"] // keys["expert_feed_forward_length"],
     "expert_shared_feed_forward_length": lambda keys: (
-        keys["expert_feed_forward_length"] * keys.get("expert_shared_count", 0)
+        keys.get("expert_feed_forward_length", keys["feed_forward_length"]) * keys.get("expert_shared_count", 1)
     ),
     "rope.freq_base": lambda keys: 10000.0,
     "rope.freq_base_swa": lambda keys: 10000.0,
@@ -222,6 +225,9 @@ NEEDED = {("gemma4", "rope_freqs.weight")}
 def free(key: str, keys: Keys, own: str) -> bool:
     """May this key of a checkpoint change without an effect?"""
     when, _ = WITHOUT_EFFECT.get(key, (lambda keys: False, ""))
+    unrotated = own == "granitehybrid" and keys["rope.scaling.finetuned"] is False
+    if unrotated and key.startswith("rope.") and not key.endswith("finetuned"):
+        return True
     return key in HARMLESS or when(keys) or (own, key) in IGNORED
 
 
@@ -235,7 +241,9 @@ class Computed:
     def of(self, folder: Path) -> str:
         """Of a folder."""
         with Folder.open(folder) as file:
-            made = {name: file.dense(name) for name in file.tensors if name.startswith("rope_")}
+            made: dict[str, Any] = {name: file.dense(name) for name in file.tensors if name.startswith("rope_")}
+            if file.metadata["general.architecture"] == "falcon-h1":  # factors of the config are in its weights
+                made |= {name: hash(file.dense(name).tobytes()) for name in file.tensors}
             return repr((self._of(file), made))
 
     def outcome(self, name: str, changed: InMemory) -> str:
@@ -387,7 +395,7 @@ def _shape(file: InMemory, tensor: str) -> tuple[int, ...]:
         return file.tensors[f"{stem}.weight"].shape[:1]
     if stem.startswith("rope_"):
         keys = file.keys()
-        width = keys.get("attention.key_length", keys["embedding_length"] // keys["attention.head_count"])
+        width = keys.get("attention.key_length", keys["embedding_length"] // max(1, keys["attention.head_count"]))
         return (keys.get("rope.dimension_count", width) // 2,)
     return (4,)
 
@@ -529,6 +537,8 @@ def test_a_key_of_a_folder(name: str, computed: Computed, tmp_path: Path) -> Non
             # Without images, dimensions of a position are alike.
             rounded |= inner == "rope_parameters" and text[inner].get("mrope_section") != changed.get("mrope_section")
             rounded |= inner == "use_double_wide_mlp" and not text["num_kv_shared_layers"]  # those are wider
+            rounded |= inner == "rope_parameters" and text.get("position_embedding_type") == "nope"
+            rounded |= inner == "mamba_norm_before_gate" and not text["mamba_rms_norm"]  # there is no such norm
             assert after != before or rounded, f"{inner}={changed!r} for {text.get(inner)!r} changes nothing"
 
 

@@ -124,7 +124,7 @@ def _mistral3(meta: Metadata, config: Config) -> Config:
 def _no_attention(meta: Metadata, config: Config) -> Config:
     """Files say that there are no heads, and no network."""
     for key in ("attention.head_count", "feed_forward_length"):
-        if meta.get(key, 0) != 0:
+        if meta.get(key) != 0:
             raise meta.wrong(key, "0", meta.get(key))
     return config
 

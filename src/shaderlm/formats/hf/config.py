@@ -156,7 +156,6 @@ class FolderConfig:
         self.set("config.attention_k_eq_v", one_product)
         shared, ffn = self.get("attention.shared_kv_layers") or 0, self.get("feed_forward_length")
         if self._switch("use_double_wide_mlp") and isinstance(shared, int) and isinstance(ffn, int):
-            self.set("context_length", _UNLIMITED)
             self.set("feed_forward_length", [ffn if i < count - shared else 2 * ffn for i in range(count)])
         has_experts = self._switch("enable_moe_block")
         if has_experts and self.get("expert_count") is None:

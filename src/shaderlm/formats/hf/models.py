@@ -977,7 +977,6 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         older={
             "layers_block_type": "layer_types",
             "mamba_head_dim": "mamba_d_head",
-            "expand": "mamba_expand",
             "attention_head_dim": "head_dim",
             **{f"mamba_{new}": new for new in ("n_groups", "conv_bias")},
             "mamba_d_conv": "conv_kernel",
@@ -987,6 +986,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         neutral={**_SCAN_NEUTRAL, "mlp_hidden_act": ("relu2",), "sliding_window": (None,), "n_group": (1,)},
         harmless={
             **_SCAN_HARMLESS,
+            "expand": "heads and their width say it",
             **dict.fromkeys(_NEMOTRON_EXPERTS, "of layers with experts, which layer_types must not have"),
             **dict.fromkeys(("num_nextn_predict_layers", "mtp_layers_block_type"), _PREDICTS),
             **dict.fromkeys(("rope_theta", "rope_parameters", "partial_rotary_factor"), "positions are not rotated"),
