@@ -309,7 +309,7 @@ class LayerBuilder:
         deltas = self.product("ssm_deltas", x, "ssm_in", heads, hidden, values + channels)
         dims: dict[str, Any] = {"width": channels, "kernel": kernel, "silu": False}
         inputs = {"x": mixed, "weight": self.vector("ssm_conv1d.weight", channels, kernel)}
-        mixed = self.recurrent("short_conv", "ssm_conv", channels, dims, inputs, (kernel - 1, channels))
+        mixed = self.recurrent("short_conv", "ssm_conv", channels, dims, inputs, (kernel, channels))
         parts = [TensorSlice(f"{self.layer}.{name}", heads) for name in ("ssm_a", "ssm_dt.bias", "ssm_d")]
         factors = self.b.view(f"{self.layer}.ssm_factors", 3 * heads, of=parts, format="f32")
         inputs = {"x": mixed, "bias": self.vector("ssm_conv1d.bias", channels), "deltas": deltas, "factors": factors}

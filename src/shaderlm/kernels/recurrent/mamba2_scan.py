@@ -14,7 +14,7 @@ _CHUNKS = (8, 4, 2, 1)  # rows of a step between two barriers
 
 def _quads(dims: Dims, caps: DeviceCaps) -> int:
     """Columns of a workgroup, in fours: fewer where heads do not fill the device."""
-    quads, parts = dims["P"] // 4, dims["N"] // _ROWS
+    quads, parts = int(dims["P"]) // 4, int(dims["N"]) // _ROWS
     lanes = max(1, _LANES // parts)
     while lanes > 1 and (
         lanes >= 2 * quads or (lanes * parts > 32 and dims["H"] * ceil_div(quads, lanes) < processors(caps))
