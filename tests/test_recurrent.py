@@ -21,7 +21,6 @@ from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 from shaderlm.runtime.sampler_settings import GREEDY
 
 from .checkpoints import recorded, write_gguf
-from .command_line import shaderlm as run
 from .oracles import assert_logits
 from .session import Session
 
@@ -394,10 +393,3 @@ class _HalfRight:
 
     def close(self) -> None:
         pass
-
-
-def test_it_is_not_exported(path: Path, tmp_path: Path) -> None:
-    refused = run("export-web", str(path), str(tmp_path / "site"))
-    assert refused.code
-    assert "keep a state" in refused.err
-    assert not (tmp_path / "site").exists()

@@ -52,8 +52,8 @@ from .tiny_models import tiny_metadata, write_tiny_llama
 from .web_runner import WebRunner, chosen, weight_stream
 
 # A dense one with factors of rope and its own output matrix; experts, windows and sinks; learned positions and tied
-# embeddings, with matrices in blocks; two rope tables.
-MODELS = {"llama-llama3": None, "gpt-oss": None, "gpt2": "q8_0", "gemma3": None, "gemma4": None}
+# embeddings, with matrices in blocks; two rope tables; layers with states.
+MODELS = {"llama-llama3": None, "gpt-oss": None, "gpt2": "q8_0", "gemma3": None, "gemma4": None, "qwen35": None}
 # What every browser grants.
 PORTABLE = {
     "maxStorageBufferBindingSize": 128 << 20,
@@ -238,7 +238,7 @@ def test_weights_are_those_of_an_upload(made: Exported) -> None:
 
 
 # On the software adapter the kernels of GPUs take seconds to compile: one model has them by default.
-QUICK = {("llama-llama3", "subgroups"), ("llama-llama3", "chosen")}
+QUICK = {("llama-llama3", "subgroups"), ("llama-llama3", "chosen"), ("qwen35", "portable")}
 
 
 @pytest.mark.parametrize(

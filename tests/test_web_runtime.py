@@ -25,6 +25,7 @@ from shaderlm.web.template import compile_template
 from shaderlm.web.text import text_entry, tokenizer_json
 
 from .browser import NO_ZEROS, WEBGPU, Browser
+from .checkpoints import recorded, write_gguf
 from .sweeps import with_all
 from .test_smollm2 import RECORDED
 from .test_text import VOCABULARIES
@@ -383,6 +384,31 @@ def test_what_a_thread_spends_on_a_token(
             f"\n{dispatches} dispatches take {fast:.3f} ms of the page's thread at best, {median:.3f} ms in the median"
         )
     assert fast < 1.0
+
+
+def test_a_model_with_states(page: Page, server: WebServer, tmp_path: Path) -> None:
+    """A prompt begins where the states stand, or their copy after the last prompt, or anew: texts are Python's."""
+    path = write_gguf(tmp_path / "states.gguf", recorded("lfm2"))
+    export_file(path, tmp_path / "states")
+    server.folders["states"] = [tmp_path / "states"]
+    page.call('await state.open("states", {variant: "software", cache: "none"}, "/states/")')
+    first, longer, other = "the answer is", "the answer is an other word", "an end"
+    with shaderlm.load(path, device="numpy") as native:
+        wanted = {
+            text: native.generate(text, max_tokens=6, ignore_eos=True, temperature=0) for text in (first, longer, other)
+        }
+        tokens = {text: len(native.tokenize(text)) for text in wanted}
+    for text, cached in ((first, 0), (longer, tokens[first]), (other, None), (longer, None), (first, 0)):
+        options = "{max_tokens: 6, ignore_eos: true, temperature: 0}"
+        found = page.call(f"""
+            let all = "";
+            for await (const text of models.states.complete({json.dumps(text)}, {options})) all += text;
+            return [all, models.states.last.cachedTokens];
+        """)
+        assert found[0] == str(wanted[text]), text
+        if cached is not None:
+            assert found[1] == cached, text
+    page.call("models.states.close()")
 
 
 def test_in_a_worker(page: Page, native: LanguageModel) -> None:

@@ -61,7 +61,9 @@ class WebRunner:
         if "page_table" in self.numbers:
             pages = positions // self.plan["page"]
             room = self.buffers[self.numbers["page_table"]].size // 4
-            self.write("page_table", np.arange(min(pages, room), dtype=np.uint32))
+            before = np.array([NONE, 0][: self.variant["table_first"]], np.uint32)
+            numbers = np.arange(min(pages, room - len(before)), dtype=np.uint32)
+            self.write("page_table", np.concatenate([before, numbers]))
 
     def write(self, name: str, data: NDArray[Any]) -> None:
         """Into a buffer, by its name. One that no plan of this variant binds is not there."""
@@ -121,7 +123,7 @@ class WebRunner:
         batch[1:, 2] = NONE
         batch[1 : 1 + rows, 0] = ids
         batch[1 : 1 + rows, 1] = batch[1 : 1 + rows, 2] = np.arange(first, first + rows)
-        batch[1 : 1 + rows, 3] = RUN if rows >= RUN_ROWS else 0
+        batch[1 : 1 + rows, 3] = self.variant["table_first"] | (RUN if rows >= RUN_ROWS else 0)
         self.write("batch", batch)
         programs = [self._program(body)]
         if kind is not None:
@@ -142,7 +144,7 @@ class WebRunner:
     def decode(self, count: int, kind: str = "greedy", record: NDArray[Any] | None = None) -> list[int]:
         """So many tokens after the one that was sampled last. The host writes records once."""
         self._reserve(self.position + count + 1)
-        batch = np.array([[1, 1, 0, 0], [LAST, self.position, self.position, 0]], np.uint32)
+        batch = np.array([[1, 1, 0, 0], [LAST, self.position, self.position, self.variant["table_first"]]], np.uint32)
         self.write("batch", batch)
         self._outputs(0, record)
         found = []

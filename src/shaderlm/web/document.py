@@ -14,7 +14,7 @@ from ..graph.batch import PAGE, RUN_ROWS, last_key
 from ..graph.reference import rope_frequencies
 from ..graph.sampling import BIAS
 from ..models.config import Config
-from ..runtime.pages import pages_for
+from ..runtime.pages import pages_for, table_stride
 from ..runtime.runner import FIRST_PAGES
 from .plans import DeviceVariant
 from .variants import FEATURES, LANGUAGE, LIMITS
@@ -84,10 +84,16 @@ def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> d
         "run_rows": RUN_ROWS if variant.caps.subgroups else None,
         "states": buffers.states,
         "first_pages": FIRST_PAGES,
+        "table_first": table_first(config),
         "buffers": buffers.listed,
         "bodies": bodies,
         "heads": heads,
     }
+
+
+def table_first(config: Config) -> int:
+    """Where the pages of the sequence begin in the page table: after what is said of its states."""
+    return table_stride(0, config.recurrent)
 
 
 def language_features(sources: Iterable[str]) -> list[str]:
@@ -138,7 +144,7 @@ class _Buffers:
             NONE: 16,
             "batch": 16 * (1 + rows),
             "tokens": 16,
-            "page_table": 4 * max(FIRST_PAGES, pages_for(config.context)),
+            "page_table": 4 * (table_first(config) + max(FIRST_PAGES, pages_for(config.context))),
             "biases": BIAS.itemsize * MAX_BIASES,
         }
         roles: dict[str, tuple[str, int]] = {}
@@ -149,7 +155,7 @@ class _Buffers:
                 role, nbytes = self._role(name, spec), max(spec.nbytes, sizes.get(name, 0))
                 known_role, known_bytes = roles.get(name, (role, 0))
                 roles[name] = ("output" if known_role == "output" else role, max(nbytes, known_bytes))
-        order = ("weight", "table", "state", "input", "output", "scratch")
+        order = ("weight", "table", "state", "recurrent", "input", "output", "scratch")
         items = sorted(roles.items(), key=lambda item: (order.index(item[1][0]), item[0]))
         self.listed: list[list[Any]] = [[name, role, nbytes] for name, (role, nbytes) in items]
         self._numbers: dict[Any, int] = {name: i for i, (name, _) in enumerate(items)}

@@ -12,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
 from ..graph.batch import PAGE
 from ..models.config import Config
 from ..page import export_files, service_worker
@@ -34,9 +33,6 @@ _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are m
 
 def export(model: WebModel, folder: Path, *, force: bool = False, progress: Progress | None = None) -> dict[str, Any]:
     """Write a folder; what its plan.json holds."""
-    if model.config.recurrent:
-        kind = model.config.architecture
-        raise ModelError(f"{model.name} cannot run in a browser yet: layers of the architecture {kind} keep a state")
     check_folder(folder, force)  # before plans are made, which takes seconds
     config = web_config(model.config)
     texts = _texts(model)  # before anything is written: they may be refused

@@ -643,7 +643,9 @@ class Runner {
     Object.assign(this, { device, plan, variant, queue: device.queue });
     this.page = plan.page;
     this.context = plan.model.context;
-    this.capacity = 0; // positions that states and tables have room for
+    this.capacity = 0; // positions that keys, values and tables have room for
+    this.tableFirst = variant.table_first ?? 0; // where pages begin in the page table
+    this.snapshots = new Map(); // of buffers of recurrent layers, by their numbers
     this.failure = null; // why nothing can run any more
     this.waiting = new Set(); // who is told of it
     this.idle = Promise.resolve(); // resolves when no answer is being generated
@@ -818,11 +820,16 @@ class Runner {
     });
     this.queue.writeBuffer(made[0], 0, params);
     fixed.forEach((number, i) => (this.buffers[number] = { buffer: made[i + 1] }));
-    const pages = Math.ceil(Math.max(this.context, this.variant.first_pages * this.page) / this.page);
-    this.write(
-      "page_table",
-      Uint32Array.from({ length: pages }, (_, i) => i),
+    const recurrent = fixed.filter((i) => buffers[i][1] === "recurrent");
+    const copies = await this.allocate(
+      recurrent.map((i) => buffers[i][2]),
+      "a copy of the states",
     );
+    recurrent.forEach((number, i) => this.snapshots.set(number, copies[i]));
+    const pages = Math.ceil(Math.max(this.context, this.variant.first_pages * this.page) / this.page);
+    // No spare rows, and the first row of the states, where there are some; then the pages.
+    const before = [0xffffffff, 0].slice(0, this.tableFirst);
+    this.write("page_table", Uint32Array.from([...before, ...Array(pages).keys()]));
     for (let i = 0; i <= STEPS_AHEAD; i++)
       this.ring.push(this.device.createBuffer({ size: 4 * STEPS_AT_ONCE, usage: MAP_READ | COPY_DST }));
     await this.reserve(1);
@@ -846,7 +853,18 @@ class Runner {
       this.queue.writeBuffer(buffer, 0, words, 0, Math.min(words.length, buffer.size / words.BYTES_PER_ELEMENT));
   }
 
-  /** Room for so many positions: states and tables grow, what is in them stays. */
+  /** The states of recurrent layers into their copies, or back, after what was submitted. */
+  copyStates(back) {
+    const encoder = this.device.createCommandEncoder();
+    for (const [number, copy] of this.snapshots) {
+      const live = this.buffers[number].buffer;
+      const [from, to] = back ? [copy, live] : [live, copy];
+      encoder.copyBufferToBuffer(from, 0, to, 0, live.size);
+    }
+    this.queue.submit([encoder.finish()]);
+  }
+
+  /** Room for so many positions: keys, values and tables grow, what is in them stays. */
   async reserve(positions) {
     if (positions <= this.capacity) return;
     const most = rounded(Math.max(this.context, this.variant.first_pages * this.page), this.page);
@@ -999,10 +1017,11 @@ class Runner {
     batch[0] = rows;
     batch[1] = gives ? 1 : 0;
     const run = this.variant.run_rows !== null && rows >= this.variant.run_rows ? RUN : 0;
+    const pages = (this.tableFirst | run) >>> 0;
     for (let row = 0; row < bucket; row++) {
       const at = 4 * (row + 1);
       batch[at + 2] = NONE; // padding writes nothing
-      if (row < rows) batch.set([ids ? ids[position + row] : LAST, position + row, position + row, run], at);
+      if (row < rows) batch.set([ids ? ids[position + row] : LAST, position + row, position + row, pages], at);
     }
     this.queue.writeBuffer(this.buffer("batch"), 0, batch, 0, 4 * (1 + bucket));
   }
@@ -1037,6 +1056,8 @@ class Sequence {
   constructor(runner) {
     this.runner = runner;
     this.ids = []; // whose keys and values are in the cache
+    this.position = 0; // of the next row; rows that were submitted ahead may be of no use
+    this.snapshot = 0; // tokens after which the copy of the states stands
     this.flight = []; // read-backs of tokens on their way
   }
 
@@ -1045,8 +1066,9 @@ class Sequence {
     const { runner } = this;
     let position = 0;
     while (position < Math.min(ids.length - 1, this.ids.length) && ids[position] === this.ids[position]) position++;
+    if (runner.snapshots.size) position = this.begin(position);
     const cached = position;
-    this.ids.length = position;
+    this.ids.length = this.position = position;
     sampler.write(runner, ids);
     await runner.reserve(ids.length);
     const programs = runner.programsFor(position, ids.length - position, sampler.kind);
@@ -1073,7 +1095,19 @@ class Sequence {
     }
     this.position = position;
     this.programs = null;
+    if (runner.snapshots.size && position === ids.length) {
+      runner.copyStates(false);
+      this.snapshot = position;
+    }
     return cached;
+  }
+
+  /** Where a prompt may begin of which so many tokens are in the cache: where the states stand, or their copy. */
+  begin(common) {
+    if (common === this.position && common === this.ids.length) return common;
+    if (common < this.snapshot) this.snapshot = 0;
+    if (this.snapshot) this.runner.copyStates(true);
+    return this.snapshot;
   }
 
   /** Up to `most` decode steps, from the token that was sampled last. Waits for nothing but new memory and shaders. */
