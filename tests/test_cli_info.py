@@ -12,9 +12,12 @@ import pytest
 
 import shaderlm as package
 from shaderlm.cli.info import _wrapped as wrapped
+from shaderlm.cli.models import load_any
+from shaderlm.cli.serve import _check_model
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.planning import LARGE_GPU, memory, read_header
-from shaderlm.errors import ModelError
+from shaderlm.errors import InputError, ModelError
+from shaderlm.formats.gguf import GgufFile
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.server.served import ServedModel
 
@@ -339,3 +342,53 @@ def test_memory_counts_a_draft_model(tmp_path: Path) -> None:
     assert both["draft"] == alone["total"]
     assert both["total"] == 2 * alone["total"]
     assert shaderlm("info", path, "--draft-model", path).code != 0, "without --context there is nothing to count"
+
+
+# What is opened -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info"],
+        ["info", "--context", "64", "--device", "cpu"],
+        ["generate", "a", "--max-tokens", "1", "--device", "numpy", "-m"],
+        ["generate", "a", "--max-tokens", "1", "--device", "numpy", "--cache-dir", "FOLDER", "-m"],
+        ["bench", "-p", "4", "-n", "1", "-r", "1", "--no-warmup", "--device", "numpy", "-m"],
+    ],
+    ids=["info", "info with memory", "generate", "generate with a cache on disk", "bench"],
+)
+def test_a_checkpoint_is_opened_once(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a command: its header is parsed and checked once."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", context=256)
+    opened = opened_files(monkeypatch)
+    done = shaderlm(*(str(tmp_path / "disk") if word == "FOLDER" else word for word in words), path)
+    assert done.code == 0, done.err
+    assert len(opened) == 1
+    assert not opened[0]._open
+
+
+def test_serve_loads_what_it_has_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is opened once before the server listens."""
+    path, opened = str(write_tiny_llama(tmp_path / "tiny.gguf", context=256)), opened_files(monkeypatch)
+    checkpoint = _check_model(path, "numpy", "auto", 64, ())
+    assert checkpoint is not None
+    with checkpoint, load_any(path, "numpy", checkpoint=checkpoint) as model:
+        assert model.report.files == (Path(path),)
+    assert opened == [checkpoint]
+    with pytest.raises(InputError, match="context must be"):
+        _check_model(path, "numpy", "auto", 1000, ())
+    assert not opened[1]._open
+
+
+def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are opened from now on."""
+    opened, real = list[Any](), GgufFile.open
+
+    def counted(path: Any) -> GgufFile:
+        file = real(path)
+        opened.append(file)
+        return file
+
+    monkeypatch.setattr(GgufFile, "open", counted)
+    return opened

@@ -90,6 +90,7 @@ def info(
     --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for what --device names, or the preferred GPU;
     without one, for a large GPU.
     """
+    from ..engine.planning import described_by
     from ..formats.find import find, shown_name
     from ..formats.hf.refused import RefusedFolder
     from ..formats.opening import open_checkpoint
@@ -115,7 +116,7 @@ def info(
             file = opened.enter_context(RefusedFolder.open(path))
         facts = _facts(shown_name(model, path), file, ignore_keys, refused)
         if context is not None:
-            facts["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend, draft_model)
+            facts["memory"] = _memory(*described_by(file, ignore_keys), context, device, backend, draft_model)
         metadata = dict(file.metadata) if with_metadata else {}
         tensors = list(file.tensors.values()) if with_tensors else []
     if as_json:

@@ -9,6 +9,7 @@ from .loading import progress_bar
 
 if TYPE_CHECKING:
     from ..engine import LanguageModel
+    from ..formats.checkpoint import Checkpoint
     from ..gpu import Backend, Device
     from ..models.architecture import Architecture
     from ..models.config import Config
@@ -38,6 +39,25 @@ def described(model: str | None, ignore_keys: Collection[str] = ()) -> tuple[Arc
         return read_header(model, progress, ignore_keys)
 
 
+def open_described(
+    model: str | None, ignore_keys: Collection[str] = ()
+) -> tuple[Architecture, Config, Checkpoint | None]:
+    """The same, and the checkpoint, open for `load_any`: whoever asks closes it. A synthetic model has none."""
+    from ..engine.planning import described_by
+    from ..formats.find import find
+    from ..formats.opening import open_checkpoint
+
+    if model is not None and is_synthetic(model):
+        return *described(model), None
+    with progress_bar() as progress:
+        file = open_checkpoint(find(model, progress))
+    try:
+        return *described_by(file, ignore_keys), file
+    except BaseException:
+        file.close()
+        raise
+
+
 def check_device(device: str, backend: Backend) -> None:
     """Refuse a name that no adapter has; `auto` and those of the CPU need none."""
     from ..engine.cpu import is_cpu
@@ -54,16 +74,21 @@ def load_any(
     ignore_keys: Collection[str] = (),
     quantize: str | None = None,
     draft_model: str | None = None,
+    checkpoint: Checkpoint | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """A model, loaded under a progress bar; `options` as for `engine.loading.load_drafting`."""
+    """A model, loaded under a progress bar; `options` as for `engine.loading.load_drafting`.
+
+    `checkpoint`: the model's, if it is open already. It stays open.
+    """
     from ..bench import synthetic
     from ..engine import loading
 
     def load_one(name: str | None, *, device: str | Device, **how: Any) -> LanguageModel:
         if name is not None and is_synthetic(name):
             return synthetic.load_synthetic(name, device, **how)
-        more: dict[str, Any] = {"ignore_keys": ignore_keys, "quantize": quantize} if name == model else {}
+        own = {"ignore_keys": ignore_keys, "quantize": quantize, "checkpoint": checkpoint}
+        more: dict[str, Any] = own if name == model else {}
         return loading.load_with(name, device=device, **more, **how)
 
     with progress_bar() as progress:

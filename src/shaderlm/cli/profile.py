@@ -6,16 +6,16 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..version import __version__
 from .loading import console, spoken
-from .models import described, load_any, name_with_format
+from .models import load_any, name_with_format, open_described
 from .options import adapter_option, backend_option, model_argument, precision_option, tune_option
 
 if TYPE_CHECKING:
@@ -90,12 +90,14 @@ def profile(
     fusions = _fusions_without(unfused)
     files = {"json": json, "trace": trace, "html": html}
     _check_files([path for path in files.values() if path is not None])
-    check(described(model)[1].context, prompt, generated, depth)
+    _, config, checkpoint = open_described(model)
+    check(config.context, prompt, generated, depth)
     adapter = open_adapter(device, "profiling", backend)
     if adapter.caps.software:
         words = "computes on the CPU: this may take minutes; -p 16 -n 2 -r 1 takes less"
         print(f"shaderlm: {adapter.caps.name} {words}", file=sys.stderr)
-    with load_any(model, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
+    options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": not no_tune}
+    with checkpoint or nullcontext(), load_any(model, adapter, checkpoint=checkpoint, **options) as loaded:
         assert isinstance(loaded.runner, GpuRunner), "an open device runs it"
         counts = (prompt, generated, depth, repetitions, parallel)
         measured, events, interrupted = _measure(loaded.runner, name_with_format(loaded), *counts, unfused)

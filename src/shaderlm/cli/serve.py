@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from .serve_models import are_several, several_models, several_models_options, s
 from .streaming import tell
 
 if TYPE_CHECKING:
+    from ..formats.checkpoint import Checkpoint
     from ..gpu import Backend
     from ..server.limits import Limits
     from ..server.loading import ServeOptions
@@ -422,8 +423,11 @@ def _template(text: str | None, path: str | None) -> str | None:
 
 def _check_model(
     model: str | None, device: str, backend: Backend, context: int | None, ignore_keys: tuple[str, ...]
-) -> None:
-    """What is wrong with a model that is here, or with its device, ends the server before it listens."""
+) -> Checkpoint | None:
+    """What is wrong with a model that is here, or with its device, ends the server before it listens.
+
+    The checkpoint, which stays open for the load that follows, if it was opened.
+    """
     from ..engine.loading import check_context
     from ..formats.find import find, is_remote
     from ..formats.opening import open_checkpoint
@@ -432,9 +436,17 @@ def _check_model(
     if model is not None and is_synthetic(model):
         check_context(context, described(model)[1].context)
     elif not is_remote(model):
-        with open_checkpoint(find(model)) as file, file.named_in_errors():
-            check_context(context, read_config(architecture_of(file), file, ignore_keys).context)
+        file = open_checkpoint(find(model))
+        try:
+            with file.named_in_errors():
+                check_context(context, read_config(architecture_of(file), file, ignore_keys).context)
+            check_device(device, backend)
+        except BaseException:
+            file.close()
+            raise
+        return file
     check_device(device, backend)
+    return None
 
 
 def _check_options(model: str | None, options: dict[str, Any]) -> str | None:
@@ -460,8 +472,11 @@ def _loader(
     from ..server.loading import serve_model
 
     template = _check_options(model, options)
+    checked = list[Checkpoint]()  # for the first load
     if only:
-        _check_model(model, options["device"], options["backend"], options["ctx_size"], options["ignore_keys"])
+        about = (model, options["device"], options["backend"], options["ctx_size"], options["ignore_keys"])
+        if (checkpoint := _check_model(*about)) is not None:
+            checked.append(checkpoint)
     if model is not None and is_synthetic(model):
         options = {**options, "aliases": options["aliases"] or (model,)}  # there is no file whose name it could have
     # Streams of other models would stop for half a second.
@@ -471,7 +486,8 @@ def _loader(
     how = {name: options[name] for name in same} | {"context": options["ctx_size"], "tune": not options["no_tune"]}
 
     def load() -> ServedModel:
-        loaded = load_any(model, options["device"], measure=True, **how)
+        with checked.pop() if checked else nullcontext() as checkpoint:
+            loaded = load_any(model, options["device"], measure=True, checkpoint=checkpoint, **how)
         return serve_model(loaded, model or DEFAULT_MODEL, serve_options, status)
 
     return load

@@ -7,8 +7,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,7 @@ import click
 from ..version import __version__
 from .completion import complete_models
 from .loading import count_bar
-from .models import check_device, described, is_synthetic, load_any, name_with_format
+from .models import check_device, is_synthetic, load_any, name_with_format, open_described
 from .options import apply_options, backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..bench.regression import Speed
     from ..bench.speed import Trial
     from ..engine import LanguageModel
+    from ..formats.checkpoint import Checkpoint
     from ..gpu import Backend, DeviceCaps
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -133,11 +134,12 @@ def measure_models(
     saved = regression.read(against) if against else None
     if save:
         check_writable(save)
-    _check(models, devices, repeated["backend"], trials, repeated["ignore_keys"])
     rows = _Rows(output, parallel != (1,))
     interrupted = False
     try:
-        _measure(subjects, trials, rows, **repeated)
+        with ExitStack() as opened:
+            checkpoints = _check(models, devices, repeated["backend"], trials, repeated["ignore_keys"], opened)
+            _measure(subjects, trials, rows, checkpoints=checkpoints, **repeated)
     except KeyboardInterrupt:
         interrupted = True
     finally:  # also what there is before an error
@@ -184,8 +186,12 @@ def _check(
     backend: Backend,
     trials: Sequence[Trial],
     ignore_keys: Sequence[str],
-) -> None:
-    """What can be known to be wrong before any weight is loaded, of all models and devices."""
+    opened: ExitStack,
+) -> dict[str | None, Checkpoint]:
+    """What can be known to be wrong before any weight is loaded, of all models and devices.
+
+    The checkpoints of the models, by their names: they stay open as long as `opened`.
+    """
     from ..bench.speed import check
     from ..errors import InputError
 
@@ -196,9 +202,15 @@ def _check(
         raise InputError(f"{without} has no metadata; leave out --ignore-key")
     for device in devices:
         check_device(device, backend)
+    checkpoints: dict[str | None, Checkpoint] = {}
     for model in models or (None,):
-        _, config = described(model, ignore_keys)
+        if model in checkpoints:
+            continue
+        _, config, checkpoint = open_described(model, ignore_keys)
+        if checkpoint is not None:
+            checkpoints[model] = opened.enter_context(checkpoint)
         check(config.context, trials)
+    return checkpoints
 
 
 class _Rows:
@@ -230,6 +242,7 @@ def _measure(
     no_tune: bool,
     backend: Backend,
     ignore_keys: Sequence[str],
+    checkpoints: Mapping[str | None, Checkpoint],
 ) -> None:
     from ..bench.speed import check, run
     from ..bench.tables import record
@@ -243,7 +256,7 @@ def _measure(
             "measure": True,
             "ignore_keys": ignore_keys,
         }
-        with load_any(name, device, backend=backend, **options) as loaded:
+        with load_any(name, device, backend=backend, checkpoint=checkpoints.get(name), **options) as loaded:
             subject = _subject(loaded)
             check(loaded.config.context, trials)  # a device may hold less than the model's
             _warn_if_long(loaded, trials, repetitions + (not no_warmup))

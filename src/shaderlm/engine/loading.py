@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,12 +131,14 @@ def load_with(
     cache: str | None = None,
     measure: bool = False,
     on_vocabulary: Callable[[int], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> LanguageModel:
     """`load` with more arguments, for servers, tests, comparisons and the command line.
 
     measure: time kernels for shapes that were never timed here, for at most 2 s, and keep the results.
     fusions: names of those to apply (default: all on a device, none in NumPy). cache: "f32" or "f16" keys and values.
     on_vocabulary: called with the size of the vocabulary before weights are copied; what it raises ends the load.
+    checkpoint: the model's, if it is open already; whoever opened it closes it. `quantize` takes another.
     """
     if cache not in (None, "f32", "f16"):
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
@@ -145,10 +148,14 @@ def load_with(
         check_kind(quantize)
     if not isinstance(device, Device):
         begin_opening(device, backend)  # drivers take up to a second to start
-    path, name = _find(model, quantize, progress, ignore_keys)
+    if checkpoint is None or quantize is not None:
+        path, name = _find(model, quantize, progress, ignore_keys)
+        using: AbstractContextManager[Checkpoint] = open_checkpoint(path)
+    else:
+        using, name = nullcontext(checkpoint), shown_name(model, checkpoint.path)
     started = time.perf_counter()
     # The header is read while a device is opened, and the tokenizer is built while weights are copied.
-    with open_checkpoint(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
+    with using as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
         opening = pool.submit(choose_device, device, backend)
         kind = architecture_of(file)
         vocabulary = Vocabulary.from_metadata(file.metadata, file.vocabulary)
@@ -370,6 +377,7 @@ def _report(
         name=name,
         own_name=_own_name(file),
         path=file.path,
+        files=tuple(file.files()),
         file_bytes=file.size,
         tensor_bytes=sum(info.nbytes for info in file.tensors.values()),
         architecture=config.architecture,

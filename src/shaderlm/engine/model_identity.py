@@ -18,7 +18,6 @@ from typing import Any
 
 from ..errors import ModelError
 from ..files import atomic_write_text, cache_directory
-from ..formats.opening import open_checkpoint
 from ..graph.batch import PAGE
 from ..runtime.page_records import FORMAT
 from ..runtime.runner import Runner
@@ -56,11 +55,9 @@ def identity_of(runner: Runner, report: LoadReport) -> bytes:
 
 def contents_of(report: LoadReport) -> str:
     """What the files of a model hold, as a hash. One without files has random weights of its own name."""
-    if not report.path.exists():
+    if not report.files:
         return f"{report.name} {report.types}"
-    with open_checkpoint(report.path) as file:
-        paths = file.files()
-    return hashlib.blake2b(json.dumps(hashes_of(paths)).encode(), digest_size=32).hexdigest()
+    return hashlib.blake2b(json.dumps(hashes_of(report.files)).encode(), digest_size=32).hexdigest()
 
 
 def hashes_of(paths: Sequence[Path]) -> list[str]:

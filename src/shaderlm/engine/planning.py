@@ -15,6 +15,7 @@ from ..compile.steps import Head, body_plan, head_plan, step_plan
 from ..compile.tuner import shapes_of, tune_shapes
 from ..compile.tuning import Entry, Tuning, key_of, path_of, read, save
 from ..errors import DeviceError, InputError
+from ..formats.checkpoint import Checkpoint
 from ..formats.find import find
 from ..formats.opening import open_checkpoint
 from ..gpu import (
@@ -68,7 +69,13 @@ def read_header(
     model: str | os.PathLike[str] | None, progress: Progress | None = None, ignore_keys: Collection[str] = ()
 ) -> tuple[Architecture, Config]:
     """The architecture and sizes of a model file, from its header. `progress` is told of files that are fetched."""
-    with open_checkpoint(find(model, progress)) as file, file.named_in_errors():
+    with open_checkpoint(find(model, progress)) as file:
+        return described_by(file, ignore_keys)
+
+
+def described_by(file: Checkpoint, ignore_keys: Collection[str] = ()) -> tuple[Architecture, Config]:
+    """The architecture and sizes of an open checkpoint."""
+    with file.named_in_errors():
         kind = architecture_of(file)
         return kind, config_of_file(kind, file, None, dense=False, ignore_keys=ignore_keys)
 

@@ -35,6 +35,7 @@ class LoadReport:
     tensor_bytes: int = 0  # of all tensors, in the formats of the file
     backend: str = ""  # the implementation of WebGPU, and why it was taken
     own_name: str = ""  # what the file says
+    files: tuple[Path, ...] = ()  # that were read; none of a model with random weights
     max_context: int = 0  # the largest `context=` that the model takes on this device; 0: not known
 
     def lines(self) -> list[str]:
