@@ -252,10 +252,11 @@ CASES: list[Case] = [
     ),
     *_cases(
         "route_experts",
-        "tokens experts used gating normalise scale bias batched scaled",
+        "tokens experts used gating normalise scale bias batched scaled shared",
         [(1, 4, 2), (1, 128, 8, "softmax", True), (3, 60, 4), (5, 8, 2, "softmax_used"), (4, 33, 5, "softmax", True, 2.5, True, True),
          (2, 256, 8, "sigmoid", True, 2.5, True), (3, 5, 5, "sigmoid"), (9, 300, 64, "softmax_used", False, 1.0, False, True), (2, 1, 1),
-         (3, 9, 4, "softmax", True, 1.0, False, False, True), (5, 8, 2, "sigmoid", True, 2.0, True, True, True)],
+         (3, 9, 4, "softmax", True, 1.0, False, False, True), (5, 8, 2, "sigmoid", True, 2.0, True, True, True),
+         (1, 256, 8, "softmax", True, 1.0, False, False, False, True), (3, 5, 2, "sigmoid", True, 0.5, True, True, True, True)],
     ),
     *_cases(
         "linear_experts",

@@ -166,6 +166,11 @@ def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
         ids[t], factors[t] = chosen, scores[chosen] * d["scale"] / (scores[chosen].sum() if whole else 1)
     own = rng.uniform(0.5, 2, d["experts"]).astype(np.float32) if d["scaled"] else None
     factors = factors if own is None else factors * own[ids]
+    if d["shared"]:
+        gate = _normal(rng, d["tokens"], 1) * 4
+        logits = np.concatenate([logits, gate], axis=1)
+        ids = np.concatenate([ids, np.full((d["tokens"], 1), d["experts"], np.uint32)], axis=1)
+        factors = np.concatenate([factors, 1 / (1 + np.exp(-gate.astype(np.float64)))], axis=1)
     return _with_batch(d, {"logits": logits, "bias": bias, "expert_scale": own}, {"ids": ids, "factors": factors})
 
 

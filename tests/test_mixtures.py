@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shaderlm.errors import ModelError
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.runner import Runner, SequenceChunk
 
 from .qwen3_forward import F64, attend, norm, turn
@@ -23,10 +24,13 @@ IDS = [int(i) for i in np.random.default_rng(3).integers(0, VOCABULARY, 12)]
 ARCHITECTURES = ("llama", "qwen2moe", "qwen3moe")
 
 
-def write_mixture(path: Path, name: str, kind: str = "f32", one_row: int = False, **metadata: int) -> Path:
+def write_mixture(
+    path: Path, name: str, kind: str = "f32", one_row: int = False, shared: int = SHARED, **metadata: int
+) -> Path:
     """A checkpoint of one of these architectures; the matrices of its experts are of this kind.
 
-    one_row: vectors are matrices of one row, as some converters write them.
+    one_row: vectors are matrices of one row, as some converters write them. shared: width of the shared network, which
+    is of that kind too if it is as wide as an expert.
     """
     writer = gguf.GGUFWriter(path, name)
     numbers = {"block_count": 2, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": FFN}
@@ -35,7 +39,7 @@ def write_mixture(path: Path, name: str, kind: str = "f32", one_row: int = False
     if name != "llama":
         numbers |= {"feed_forward_length": 999, "expert_feed_forward_length": FFN}
     if name == "qwen2moe":
-        numbers["expert_shared_feed_forward_length"] = SHARED
+        numbers["expert_shared_feed_forward_length"] = shared
     for key, value in (numbers | metadata).items():
         writer.add_uint32(f"{name}.{key}", value)
     writer.add_float32(f"{name}.attention.layer_norm_rms_epsilon", 1e-5)
@@ -49,8 +53,8 @@ def write_mixture(path: Path, name: str, kind: str = "f32", one_row: int = False
         if name == "qwen3moe":
             layer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (WIDTH,))
         if name == "qwen2moe":
-            layer |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (SHARED, HIDDEN))
-            layer |= {"ffn_down_shexp": (HIDDEN, SHARED), "ffn_gate_inp_shexp": (HIDDEN,)}
+            layer |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (shared, HIDDEN))
+            layer |= {"ffn_down_shexp": (HIDDEN, shared), "ffn_gate_inp_shexp": (HIDDEN,)}
         shapes |= {f"blk.{i}.{key}": shape for key, shape in layer.items()}
     rng = np.random.default_rng(11)
     for key, shape in shapes.items():
@@ -61,7 +65,8 @@ def write_mixture(path: Path, name: str, kind: str = "f32", one_row: int = False
             dense = dense * np.float32(1.5 / np.sqrt(shape[-1]))
         if one_row and dense.ndim == 1:
             dense = dense[None]
-        form = gguf.GGMLQuantizationType[kind.upper() if key.endswith("_exps") else "F32"]
+        alike = shared == FFN and key.endswith("_shexp") and "_inp_" not in key
+        form = gguf.GGMLQuantizationType[kind.upper() if alike or key.endswith("_exps") else "F32"]
         writer.add_tensor(f"{key}.weight", gguf.quants.quantize(dense, form), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -140,6 +145,22 @@ def test_logits_in_numpy(name: str, kind: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
+@pytest.mark.parametrize(("kind", "one_row"), [("f32", False), ("q4_0", False), ("q4_0", True)])
+def test_a_shared_network_as_wide_as_an_expert_is_one(kind: str, one_row: bool, tmp_path: Path) -> None:
+    """One more for every row, whose gate is a row of the router. Wider ones stay what they are, and it is said why."""
+    path = write_mixture(tmp_path / "mixture.gguf", "qwen2moe", kind, one_row, shared=FFN)
+    runner = runner_of(path, None)
+    graph, _ = runner.graph(StepSpec(3))
+    assert {node.dims["experts"] for node in graph.nodes if node.op == "linear_experts"} == {EXPERTS + 1}
+    assert all(node.op != "add_gated" for node in graph.nodes)
+    expected = forward(path, "qwen2moe", IDS)[-1]
+    found = last_logits(runner, IDS, (5, 1, 6))
+    np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
+    wider = runner_of(write_mixture(tmp_path / "wider.gguf", "qwen2moe", kind), None)
+    reasons = {each.reason for each in wider.graph(StepSpec(3))[1] if each.fusion == "shared_expert"}
+    assert reasons == {f"32 × 64 of f32 and {SHARED} × 64 of f32 are not alike"}
+
+
 def test_vectors_may_be_matrices_of_one_row(tmp_path: Path) -> None:
     """As in files of Qwen1.5-MoE and Qwen2-57B-A14B."""
     plain, rows = (write_mixture(tmp_path / f"{one}.gguf", "qwen2moe", one_row=one) for one in (False, True))
@@ -148,9 +169,9 @@ def test_vectors_may_be_matrices_of_one_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_on_a_gpu(name: str, tmp_path: Path, device: Device) -> None:
-    path = write_mixture(tmp_path / "mixture.gguf", name, "q4_0")
+@pytest.mark.parametrize(("name", "shared"), [*((name, SHARED) for name in ARCHITECTURES), ("qwen2moe", FFN)])
+def test_logits_on_a_gpu(name: str, shared: int, tmp_path: Path, device: Device) -> None:
+    path = write_mixture(tmp_path / "mixture.gguf", name, "q4_0", shared=shared)
     expected = forward(path, name, IDS)[-1]
     unfused = [fusion.name for fusion in FUSIONS if fusion.name != "experts_silu_mul"]
     for fusions in (None, unfused):

@@ -26,7 +26,8 @@ NONE = "none"  # stands for an operand that is not there (no bias)
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where the bytes of a weight come from: rows of tensors of the checkpoint, stacked or row by row in turns.
+    """Where the bytes of a weight come from: rows of tensors of the checkpoint, stacked, or the
+    first half of the tensors and the second row by row in turns.
 
     A vector is f32, and whole where `rows` is None. Of a matrix, a buffer has the words or the scales of some rows, in
     the layout that its kernels read.

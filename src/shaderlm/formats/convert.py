@@ -20,5 +20,6 @@ def device_format(file: Checkpoint, name: str) -> str:
 def rows_for_device(file: Checkpoint, name: str, kind: str, first: int, end: int) -> NDArray[Any]:
     """Rows of a tensor in a device's format: as GGUF stores them, or dense in f32."""
     if file.tensors[name].kind != kind:
-        return file.dense(name, first, end).astype(WEIGHT_FORMATS[kind].dtype, copy=False)
+        rows = file.dense(name, first, end).reshape(end - first, -1)
+        return rows.astype(WEIGHT_FORMATS[kind].dtype, copy=False)
     return file.raw(name, first, end).view(WEIGHT_FORMATS[kind].dtype or np.uint8)

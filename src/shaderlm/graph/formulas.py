@@ -39,9 +39,13 @@ def route_experts(d: Dims, x: Operands) -> dict[str, Array]:
     """The experts of each row, and what their results count."""
     bias = x["bias"] if d["bias"] else None
     how = (d["used"], d["gating"], d["normalise"], d["scale"])
-    ids, factors = reference.route_experts(x["logits"], bias, *how)
+    logits = x["logits"].reshape(d["tokens"], -1)
+    ids, factors = reference.route_experts(logits[:, : d["experts"]], bias, *how)
     if d["scaled"]:
         factors = reference.mul(factors, x["expert_scale"][ids])
+    if d["shared"]:
+        ids = np.insert(ids, d["used"], d["experts"], axis=1)
+        factors = np.insert(factors, d["used"], reference.sigmoid_mul(logits[:, -1], 1.0), axis=1)
     return {"ids": ids, "factors": factors}
 
 

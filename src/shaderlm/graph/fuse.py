@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import InputError
 from .chains import CHAINS, Chain, Is, Part
 from .conditions import EXPERT_GATES
-from .graph import Graph, Node, Rewrite, Tensor
+from .graph import Graph, Node, Rewrite, Tensor, TensorSlice
 from .ops import OPS, resolve
 
 
@@ -162,6 +162,94 @@ def gate(op: str, dim: str) -> Find:
         return Rewrite((*products, gated), (node,), tensors)
 
     return find
+
+
+def _shared_expert(index: GraphIndex, gated: Node) -> Answer:
+    """A gated network for all rows, of the size of an expert, as one more expert: asked about what adds it."""
+    down, shared_down = index.made_by(gated.inputs["a"], "linear_experts"), index.product(gated.inputs["b"], "linear")
+    if down is None or shared_down is None:
+        return None
+    ups = [_gated_products(index, down, "linear_experts"), _gated_products(index, shared_down, "linear")]
+    routing = index.made_by(down.inputs["ids"], "route_experts")
+    router = index.product(routing.inputs["logits"], "linear") if routing else None
+    if ups[0] is None or ups[1] is None or routing is None or router is None or routing.dims["shared"]:
+        return None
+    (product, *wide), (shared_product, *shared_wide) = ups[0], ups[1]
+    pairs = list(zip((*wide, down), (*shared_wide, shared_down), strict=True))
+    gate = index.tensors[gated.inputs["gate"]]
+    old = (router, routing, *wide, product, down, *shared_wide, shared_product, shared_down, gated)
+    x = {node.inputs["x"] for node in (router, *wide, *shared_wide, gated)}
+    if len(x) > 1:
+        return f"they read different inputs: {', '.join(sorted(x))}"
+    if (
+        product.op != shared_product.op
+        or down.dims["combine"] != "sum"
+        or any(n.dims["bias"] for n in (*pairs[0], *pairs[1], *pairs[2]))
+    ):
+        return "the shared network is not like an expert"
+    for one, other in pairs:
+        if any(one.dims[name] != other.dims[name] for name in ("K", "N", "format")):
+            sizes = (f"{node.dims['N']} × {node.dims['K']} of {node.dims['format']}" for node in (one, other))
+            return f"{' and '.join(sizes)} are not alike"
+    if router.dims["format"] != gate.format or router.dims["bias"]:
+        return f"the router is {router.dims['format']}, the gate {gate.format}"
+    return Rewrite(old, *_with_shared_expert(index, gated, routing, router, product, pairs))
+
+
+def _gated_products(index: GraphIndex, down: Node, op: str) -> tuple[Node, Node, Node] | None:
+    """What makes the input of a product: a gate's op, and its two products."""
+    made = index.producers.get(down.inputs["x"])
+    if made is None or made.op not in EXPERT_GATES or index.uses[made.out] > 1:
+        return None
+    gate, up = (index.product(made.inputs[key], op) for key in "ab")
+    return None if gate is None or up is None else (made, gate, up)
+
+
+def _with_shared_expert(
+    index: GraphIndex, gated: Node, routing: Node, router: Node, product: Node, pairs: list[tuple[Node, Node]]
+) -> tuple[tuple[Node, ...], tuple[Tensor, ...]]:
+    """The nodes of a mixture with one expert more, and their weights."""
+    tensors: list[Tensor] = []
+    tokens, used = routing.dims["tokens"], routing.dims["used"] + 1
+
+    def tensor(name: str, *shape: int, like: str) -> str:
+        tensors.append(replace(index.tensors[like], name=f"{name}+shared", shape=shape))
+        return tensors[-1].name
+
+    def weight(name: str, parts: tuple[TensorSlice, ...], rows: int) -> str:
+        first = index.tensors[name]
+        tensors.append(
+            replace(first, name=f"{name}+shared", shape=(rows, first.shape[1]), parts=(*first.parts, *parts))
+        )
+        return tensors[-1].name
+
+    gate = TensorSlice(gated.inputs["gate"], 1)
+    experts = routing.dims["experts"]
+    logits = tensor(router.out, tokens, experts + 1, like=router.out)
+    inputs = {**router.inputs, "weight": weight(router.inputs["weight"], (gate,), experts + 1)}
+    nodes = [replace(router, dims={**router.dims, "N": experts + 1}, inputs=inputs, outputs={"out": logits})]
+    chosen = {key: tensor(name, tokens, used, like=name) for key, name in routing.outputs.items()}
+    inputs = {**routing.inputs, "logits": logits}
+    nodes.append(replace(routing, dims={**routing.dims, "shared": True}, inputs=inputs, outputs=chosen))
+    outs: list[str] = []
+    for one, other in pairs:
+        dims = {**one.dims, "experts": experts + 1, "used": used}
+        stacked = weight(
+            one.inputs["weight"], index.tensors[other.inputs["weight"]].parts, (experts + 1) * one.dims["N"]
+        )
+        inputs = {**one.inputs, "weight": stacked, "ids": chosen["ids"]}
+        if one is pairs[-1][0]:
+            each = tensor(product.out, tokens, used, one.dims["K"], like=product.out)
+            count = tokens * used * one.dims["K"]
+            operands = {**product.inputs, "a": outs[0], "b": outs[1]}
+            dims_of_product = resolve(product.op, {**product.dims, "count": count, "period": count})
+            nodes.append(replace(product, dims=dims_of_product, inputs=operands, outputs={"out": each}))
+            inputs |= {"x": each, "factors": chosen["factors"]}
+            outs.append(gated.out)
+        else:
+            outs.append(tensor(one.out, tokens, used, one.dims["N"], like=one.out))
+        nodes.append(replace(one, dims=dims, inputs=inputs, outputs={"out": outs[-1]}))
+    return tuple(nodes), tuple(tensors)
 
 
 def _merge(index: GraphIndex, first: Node) -> Answer:
@@ -478,6 +566,7 @@ def _linear_rounded(index: GraphIndex, linear: Node) -> Answer:
 FUSIONS = (
     Fusion("embedding_scale", "scale", extend("embedding", "scale", gives=("factor",))),
     Fusion("rms_norm_mul", "mul", compose("rms_norm_mul")),
+    Fusion("shared_expert", "add_gated", _shared_expert),
     *(Fusion(f"linear_{op}", op, gate("linear", "epilogue")) for op in ("silu_mul", "gelu_mul")),
     *(Fusion(f"linear_{op}", op, extend("linear", op, epilogue=op)) for op in ("gelu", "gelu_erf")),
     *(Fusion(f"experts_{op}", op, gate("linear_experts", "combine")) for op in EXPERT_GATES),

@@ -35,9 +35,10 @@ class TensorSlice(NamedTuple):
 class Tensor:
     """A value of the graph.
 
-    A weight consists of `parts` of the checkpoint, stacked, or row by row in turns (`interleaved`); `format` says how
-    they are stored. A state (the cache) lives from one run to the next; it and a table (of rope) have as many rows as
-    whoever runs the graph gives them: their shape here has one. So has what is recurrent: a row for each sequence.
+    A weight consists of `parts` of the checkpoint, stacked, or the first half of them and the second row by row in
+    turns (`interleaved`); `format` says how they are stored. A state (the cache) lives from one run to the next; it and
+    a table (of rope) have as many rows as whoever runs the graph gives them: their shape here has one. So has what is
+    recurrent: a row for each sequence.
     """
 
     name: str

@@ -109,7 +109,7 @@ _TABLE = (
     Op(
         "route_experts",
         "ids[t] = the `used` largest of gating(logits[t]) + bias; factors = scale · gating(logits[t])[ids], times "
-        "expert_scale[ids]",
+        "expert_scale[ids]; shared: then experts, sigmoid(logits[t, experts])",
         ("logits", "bias", "expert_scale", "batch"),
         {
             **dict.fromkeys(("tokens", "experts", "used"), REQUIRED),
@@ -118,6 +118,7 @@ _TABLE = (
             "normalise": False,  # factors of a row add up to `scale`
             "scale": 1.0,
             "scaled": False,  # experts have factors of their own
+            "shared": False,  # one more expert, for every row: logits have its gate after those of the others
             "batched": False,
         },
         formulas.route_experts,

@@ -1,18 +1,18 @@
 """Weights from a checkpoint to where they are used: packed into GPU buffers piece by piece, or dense in memory.
 
 The plan says for each buffer which rows of which tensors it holds and in which layout. A weight may consist of several
-tensors, stacked or row by row in turns. Never more than a few pieces of weights are held beside the file.
+tensors, stacked, or with rows in turns. Never more than a few pieces of weights are held beside the file.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ FLUSH_BYTES = 64 << 20
 DENSE_PIECE_BYTES = 4 << 20
 THREADS = 4  # that repack ahead: more do not copy faster, and each holds a piece
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # done, total, in bytes
 
 
@@ -77,8 +78,17 @@ def _vector_piece(name: str, weight: WeightSource, source: Source) -> list[Uploa
 def _vector(weight: WeightSource, source: Source) -> Array:
     # Biases of experts are a matrix in the file.
     parts = [_ordered(part, source.vector(part.name).reshape(-1)[part.first :][: part.rows]) for part in weight.tensors]
-    vector = np.stack(parts, axis=1) if weight.interleaved else np.concatenate(parts)
+    if weight.interleaved:
+        vector = np.stack([np.concatenate(half) for half in _halves(parts)], axis=1)
+    else:
+        vector = np.concatenate(parts)
     return np.ascontiguousarray(vector.reshape(-1), np.float32)
+
+
+def _halves(parts: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """The parts whose rows take turns."""
+    middle = len(parts) // 2
+    return parts[:middle], parts[middle:]
 
 
 Packed = Callable[[WeightSource, int, int, Source, int], tuple[Array, Array]]
@@ -163,9 +173,12 @@ def rows_of(weight: WeightSource, first: int, end: int, source: Source) -> Array
     if len(parts) == 1:
         return _part_rows(parts[0], kind, first, end, source)
     if weight.interleaved:
-        count = len(parts)
-        each = [_part_rows(part, kind, first // count, end // count, source) for part in parts]
+        each = [_stacked_rows(half, kind, first // 2, end // 2, source) for half in _halves(parts)]
         return np.stack(each, axis=1).reshape(end - first, -1)
+    return _stacked_rows(parts, kind, first, end, source)
+
+
+def _stacked_rows(parts: Sequence[TensorSlice], kind: str, first: int, end: int, source: Source) -> Array:
     rows, at = [], 0
     for part in parts:
         a, b = max(first, at), min(end, at + part.rows)

@@ -8,7 +8,7 @@ from ..wgsl import Kernel
 
 # Bits of the parameter `how` (route_experts.wgsl).
 _GATING = {"softmax": 1, "softmax_used": 2, "sigmoid": 0}
-_NORMALISE, _BIAS, _SCALED = 4, 8, 16
+_NORMALISE, _BIAS, _SCALED, _SHARED = 4, 8, 16, 32
 
 
 def _room(count: int) -> int:
@@ -25,11 +25,12 @@ def _gating(dims: Dims) -> int:
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, experts, used = dims["tokens"], dims["experts"], dims["used"]
+    how = dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS + dims["scaled"] * _SCALED + dims["shared"] * _SHARED
     params = {
         "tokens": tokens,
         "experts": experts,
         "used": used,
-        "how": _gating(dims) + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS + dims["scaled"] * _SCALED,
+        "how": _gating(dims) + how,
         "scale": dims["scale"],
     }
     # A lane for each expert, as far as a workgroup of usual size goes.
@@ -40,10 +41,9 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     kernel = Kernel("experts/route_experts", (row_count(dims),))
     dispatch = Dispatch(kernel, tokens, params, constants, specialised=specialised, unbound=unbound)
     buffers = {
-        "logits": f32(tokens * experts),
+        "logits": f32(tokens * (experts + dims["shared"])),
         **{name: f32(experts) if is_there else 0 for name, is_there in there.items()},
-        "ids": f32(tokens * used),
-        "factors": f32(tokens * used),
+        **dict.fromkeys(("ids", "factors"), f32(tokens * (used + dims["shared"]))),
         **batch_if_read(dims),
     }
     return LaunchList((dispatch,), buffers)

@@ -1,5 +1,6 @@
 // s = gating(logits[t]); ids[t] = the USED experts with the largest s + bias, the largest first, of equals the lowest;
 // factors[t, j] = scale · s[ids[t, j]], divided by their sum if NORMALISE, times expert_scale[ids[t, j]] if SCALED
+// SHARED: one more expert for every row, after the others, whose factor is the sigmoid of the last logit.
 // Gating: SOFTMAX over all experts, SOFTMAX_USED over the chosen ones, else the sigmoid of each. Without a bias, logits are
 // in the same order as scores.
 // A workgroup keeps the logits of a row in workgroup memory. The place of an expert is the number of those that go before
@@ -18,6 +19,7 @@ const SOFTMAX_USED: u32 = 2u;
 const NORMALISE: u32 = 4u;
 const BIAS: u32 = 8u;
 const SCALED: u32 = 16u;
+const SHARED: u32 = 32u;
 
 struct Params {
     tokens: u32,
@@ -27,10 +29,10 @@ struct Params {
     scale: f32,
 }
 
-@group(0) @binding(0) var<storage, read> logits: array<f32>;             // [tokens, experts]
+@group(0) @binding(0) var<storage, read> logits: array<f32>;             // [tokens, experts], one more if SHARED
 @group(0) @binding(1) var<storage, read> bias: array<f32>;               // [experts] if there is one
 @group(0) @binding(2) var<storage, read> expert_scale: array<f32>;       // [experts] if there is one
-@group(0) @binding(3) var<storage, read_write> ids: array<u32>;          // [tokens, used]
+@group(0) @binding(3) var<storage, read_write> ids: array<u32>;          // [tokens, used], one more if SHARED
 @group(0) @binding(4) var<storage, read_write> factors: array<f32>;      // [tokens, used]
 @group(0) @binding(5) var<uniform> params: Params;
 
@@ -105,7 +107,8 @@ fn main(
     if (row >= row_count()) {
         return;
     }
-    let first = row * params.experts;
+    let more = select(0u, 1u, has(SHARED));
+    let first = row * (params.experts + more);
     for (var q = lane; q < QUADS; q = q + WG) {
         values[q] = vec4<f32>(logit(first, 4u * q), logit(first, 4u * q + 1u), logit(first, 4u * q + 2u), logit(first, 4u * q + 3u));
     }
@@ -164,7 +167,11 @@ fn main(
         if (has(SCALED)) {
             factor = factor * expert_scale[chosen[j]];
         }
-        ids[row * params.used + j] = chosen[j];
-        factors[row * params.used + j] = factor * params.scale;
+        ids[row * (params.used + more) + j] = chosen[j];
+        factors[row * (params.used + more) + j] = factor * params.scale;
+    }
+    if (has(SHARED) && lane == 0u) {
+        ids[row * (params.used + 1u) + params.used] = params.experts;
+        factors[row * (params.used + 1u) + params.used] = sigmoid(logits[first + params.experts]);
     }
 }
