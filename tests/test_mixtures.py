@@ -157,7 +157,7 @@ def test_a_shared_network_as_wide_as_an_expert_is_one(kind: str, one_row: bool, 
     found = last_logits(runner, IDS, (5, 1, 6))
     np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
     wider = runner_of(write_mixture(tmp_path / "wider.gguf", "qwen2moe", kind), None)
-    reasons = {each.reason for each in wider.graph(StepSpec(3))[1] if each.fusion == "shared_expert"}
+    reasons = {each.reason for each in wider.graph(StepSpec(3))[1] if each.fusion == "experts_shared"}
     assert reasons == {f"32 × 64 of f32 and {SHARED} × 64 of f32 are not alike"}
 
 

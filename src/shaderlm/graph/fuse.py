@@ -566,7 +566,7 @@ def _linear_rounded(index: GraphIndex, linear: Node) -> Answer:
 FUSIONS = (
     Fusion("embedding_scale", "scale", extend("embedding", "scale", gives=("factor",))),
     Fusion("rms_norm_mul", "mul", compose("rms_norm_mul")),
-    Fusion("shared_expert", "add_gated", _shared_expert),
+    Fusion("experts_shared", "add_gated", _shared_expert),
     *(Fusion(f"linear_{op}", op, gate("linear", "epilogue")) for op in ("silu_mul", "gelu_mul")),
     *(Fusion(f"linear_{op}", op, extend("linear", op, epilogue=op)) for op in ("gelu", "gelu_erf")),
     *(Fusion(f"experts_{op}", op, gate("linear_experts", "combine")) for op in EXPERT_GATES),
