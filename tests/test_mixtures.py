@@ -149,14 +149,16 @@ def test_logits_in_numpy(name: str, kind: str, tmp_path: Path) -> None:
 def test_a_shared_network_as_wide_as_an_expert_is_one(kind: str, one_row: bool, tmp_path: Path) -> None:
     """One more for every row, whose gate is a row of the router. Wider ones stay what they are, and it is said why."""
     path = write_mixture(tmp_path / "mixture.gguf", "qwen2moe", kind, one_row, shared=FFN)
-    runner = runner_of(path, None)
+    fusions = [fusion.name for fusion in FUSIONS]
+    runner = runner_of(path, None, fusions=fusions)
     graph, _ = runner.graph(StepSpec(3))
     assert {node.dims["experts"] for node in graph.nodes if node.op == "linear_experts"} == {EXPERTS + 1}
     assert all(node.op != "add_gated" for node in graph.nodes)
-    expected = forward(path, "qwen2moe", IDS)[-1]
+    plain = write_mixture(tmp_path / "plain.gguf", "qwen2moe", kind, shared=FFN)
+    expected = forward(plain, "qwen2moe", IDS)[-1]
     found = last_logits(runner, IDS, (5, 1, 6))
     np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
-    wider = runner_of(write_mixture(tmp_path / "wider.gguf", "qwen2moe", kind), None)
+    wider = runner_of(write_mixture(tmp_path / "wider.gguf", "qwen2moe", kind), None, fusions=fusions)
     reasons = {each.reason for each in wider.graph(StepSpec(3))[1] if each.fusion == "experts_shared"}
     assert reasons == {f"32 × 64 of f32 and {SHARED} × 64 of f32 are not alike"}
 
