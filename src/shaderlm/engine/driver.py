@@ -526,7 +526,9 @@ class Engine:
                 handle.stop_logprob = logprob if state.host_sampled else step.logprob(token, slot)
             token = None
         else:
-            self._add_token(state, token, None if is_first else last, before)
+            self._add_token(state, handle, token)
+            if not is_first:
+                before.append(last)
             if handle.constraint is None:
                 reason = "length" if not state.remaining and not state.in_flight else None
             elif (mask := self._masks.accept(handle, token, self._inbox.active)) is not None:
@@ -540,12 +542,11 @@ class Engine:
             self._leave(handle)
         return handle, token, logprob, reason
 
-    def _add_token(self, state: SequenceState, token: int, last: float | None, before: list[float]) -> None:
+    def _add_token(self, state: SequenceState, handle: Handle, token: int) -> None:
         state.tokens.append(token)
-        state.owner.note_token(token)
+        if state.needs_host_token:
+            handle.note_token(token)
         self._counters.generation_tokens += 1
-        if last is not None:
-            before.append(last)
 
     def _confirm_drafted(
         self, step: InFlightStep, state: SequenceState, rows: DraftedRows, tokens: U32, now: float, before: list[float]
@@ -564,7 +565,8 @@ class Engine:
             self._runner.truncate(state.kv_sequence, len(state.tokens) + accepted)
             self._scheduler.verified(state)
         for i, (token, slot) in enumerate(zip(rows.drafts[:accepted], slots, strict=False)):
-            self._add_token(state, token, handle.last, before)
+            self._add_token(state, handle, token)
+            before.append(handle.last)
             handle.last = now
             handle.accept_draft(i)
             state.remaining -= 1

@@ -114,6 +114,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence.host_sampled = chain is not None
         on_host = (self.constraint, self._host_sampler, self._dry)  # what its next row depends on
         self.sequence.needs_host_token = any(each is not None for each in on_host)
+        # How all of its tokens are sampled, where that does not depend on those before.
+        varies = self.sequence.needs_host_token or self.early_settings is not self.settings or self.settings.penalizes
+        self.fixed_settings = None if varies else self.settings
         self._engine = engine
         makes_text = request.output == "text"
         options = (request.stop, request.shown_ids, request.lines.min_indent)
@@ -340,18 +343,21 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._ids.append(token)
         if self._logprobs is not None and logprob is not None:
             self._logprobs.append(logprob)
-        text = None
-        if not self._late_text and self._text is not None and (text := self._text.push(token)):
+        if self._late_text:
+            self._items.append((None, token, logprob))
+            if not self._event.is_set():  # whoever waits clears it, and then looks for items
+                self._event.set()
+            return False
+        text = "" if self._text is None else self._text.push(token)
+        if text:
             self._texts.append(text)
         self._items.append((text, token, logprob))
-        if not self._event.is_set():  # whoever waits clears it, and then looks for items
+        if not self._event.is_set():
             self._event.set()
-        if self._late_text:
-            return False
         if self._text is not None and self._text.stopped:
             self.stop_match, self.stop_logprob = self._text.stop_match, None  # whatever came after it in the same step
             return True
-        return self._is_late(text or "")
+        return self._is_late(text)
 
     def _is_late(self, text: str = "") -> bool:
         """Has it a line end, and taken longer than it may?"""

@@ -165,7 +165,7 @@ class StepCore:
         return InFlightStep(states, sampled, result.tokens, result, outputs, scores, drafted)
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
-        settings = [state.owner.next_settings() for state in states]
+        settings = [state.owner.fixed_settings or state.owner.next_settings() for state in states]
         sequences = [state.kv_sequence for state in states]
         batch = self._decode
         if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
@@ -179,6 +179,8 @@ class StepCore:
 
     def _chunk(self, rows: Rows, places: Iterator[int]) -> SequenceChunk:
         state, sequence = rows.state, rows.state.kv_sequence
+        if rows.ids is None and state.owner.fixed_settings is not None:  # most rows of most steps
+            return SequenceChunk(sequence, None, "token", state.owner.fixed_settings)
         gives, count = _GIVES[state.owner.request.output], rows.count
         scores = state.owner.scores_of(sequence.length, count)
         if gives == "all logits":
@@ -239,6 +241,9 @@ def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[S
     """Rows of sequences that get hidden states or logits. Before the step, which moves their lengths on."""
     outputs, first = dict[SequenceState, OutputRows](), 0
     for state, chunk in zip(states, chunks, strict=True):
+        if chunk.gives == "token":
+            first += 1
+            continue
         rows = chunk.rows if chunk.gives == "all logits" else int(chunk.gives != "nothing")
         if chunk.gives in ("hidden", "logits", "all logits"):
             outputs[state] = OutputRows(chunk.sequence.length, slice(first, first + rows))

@@ -34,12 +34,14 @@ class SamplerSettings(NamedTuple):
     @property
     def penalizes(self) -> bool:
         """Do the tokens so far change the logits?"""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return self[5:8] != _NO_PENALTIES
 
     @property
     def adjusted(self) -> bool:
         """Is anything done with the logits but sampling?"""
-        return self.penalizes or bool(self.bias) or self.mask is not None or self.logprobs is not None
+        changes = bool(self.bias) or self.mask is not None or self.logprobs is not None
+        return changes or self[5:8] != _NO_PENALTIES
 
 
+_NO_PENALTIES = (1.0, 0.0, 0.0)  # of repetition, presence and frequency
 GREEDY = SamplerSettings()
