@@ -191,16 +191,13 @@ def vectors(config: Config, mixer: Mixer) -> dict[str, tuple[int, ...]]:
     if mixer == "mamba2":
         scan = _scan(config)
         # Files have the norm as one vector, or in groups.
-        groups = (
-            scan.groups
-            if any(len(config.shapes.get(f"blk.{i}.{_SCAN_NORM}", ())) == 2 for i in range(config.layers))
-            else 1
-        )
+        in_groups = any(len(config.shapes.get(f"blk.{i}.{_SCAN_NORM}", ())) == 2 for i in range(config.layers))
+        norm = (scan.groups, scan.values // scan.groups) if in_groups else (scan.values,)
         return {
             "ssm_conv1d.weight": (scan.channels, config.conv_kernel),
             "ssm_conv1d.bias": (scan.channels,),
             **dict.fromkeys(("ssm_a", "ssm_d", "ssm_dt.bias"), (scan.heads,)),
-            **({_SCAN_NORM: (groups, scan.values // groups)} if scan.normalised else {}),
+            **({_SCAN_NORM: norm} if scan.normalised else {}),
         }
     return {}
 

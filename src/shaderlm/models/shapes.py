@@ -27,7 +27,7 @@ class ModelShape:
     name: str
     layers: int
     hidden: int
-    Hq: int
+    Hq: int  # 0: no layer attends
     Hkv: int
     D: int
     ffn: int
@@ -73,19 +73,22 @@ class ModelShape:
     @property
     def metadata(self) -> dict[str, Any]:
         """As a GGUF file of this model has it."""
-        numbers = {
+        numbers: dict[str, Any] = {
             "block_count": self.layers,
             "context_length": self.context,
             "embedding_length": self.hidden,
             "feed_forward_length": self.ffn,
             "attention.head_count": self.Hq,
-            "attention.head_count_kv": self.Hkv,
-            "attention.key_length": self.D,
-            "attention.value_length": self.D,
             "attention.layer_norm_rms_epsilon": self.eps,
-            "rope.freq_base": self.theta,
-            **self.further,
         }
+        if self.Hq:
+            numbers |= {
+                "attention.head_count_kv": self.Hkv,
+                "attention.key_length": self.D,
+                "attention.value_length": self.D,
+                "rope.freq_base": self.theta,
+            }
+        numbers |= self.further
         keys = {f"{self.architecture}.{key}": value for key, value in numbers.items()}
         return {"general.architecture": self.architecture, **keys}
 
@@ -131,6 +134,29 @@ _QWEN35_EXPERTS: dict[str, Any] = {
     "expert_used_count": 8,
     "expert_feed_forward_length": 512,
     "expert_shared_feed_forward_length": 512,
+}
+_GRANITE4_SMALL: dict[str, Any] = {
+    "attention.head_count_kv": [8 if i in (5, 15, 25, 35) else 0 for i in range(40)],
+    "attention.scale": 0.0078125,
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "logit_scale": 16.0,
+    "expert_count": 72,
+    "expert_used_count": 10,
+    "expert_shared_feed_forward_length": 1536,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 128,
+    "ssm.group_count": 1,
+    "ssm.time_step_rank": 128,
+    "ssm.inner_size": 8192,
+}
+_MAMBA2: dict[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 128,
+    "ssm.group_count": 1,
+    "ssm.time_step_rank": 80,
+    "ssm.inner_size": 5120,
 }
 # Of the form of E4B: five of six layers have a window, and the last 18 read the keys and values of others.
 _GEMMA4: dict[str, Any] = {
@@ -210,6 +236,23 @@ SYNTHETIC = MODELS | {
             architecture="qwen35moe",
             further=_QWEN35_KEYS | _QWEN35_EXPERTS,
             **_QWEN35,
+        ),
+        # Of the size of Granite 4 H Small (32B, 9B active), and of the largest Mamba-2 with its paper.
+        ModelShape(
+            "granite-4-h-small",
+            *(40, 4096, 32, 8, 128, 768, 100352),
+            tied=True,
+            architecture="granitehybrid",
+            theta=10_000.0,
+            further=_GRANITE4_SMALL,
+        ),
+        ModelShape(
+            "mamba2-2.7b",
+            *(64, 2560, 0, 0, 0, 0, 50288),
+            tied=True,
+            architecture="mamba2",
+            context=1 << 20,
+            further=_MAMBA2,
         ),
         ModelShape(
             "gpt-oss-20b",
