@@ -174,7 +174,7 @@ class Engine:
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""
-        return nbytes // self._runner.page_bytes * PAGE
+        return nbytes // max(1, self._runner.page_bytes) * PAGE
 
     # Requests ------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ def cache_format(caps: DeviceCaps) -> str:
 
 
 def cache_row(config: Config, cache: str) -> int:
-    """Bytes of one position in the cache of a layer's keys, or of its values, where they are most."""
-    return config.kv_width * (2 if cache == "f16" else 4)
+    """Bytes of one position in the cache of a layer's keys, or of its values, where they are most; at least 1."""
+    return max(1, config.kv_width * (2 if cache == "f16" else 4))
 
 
 def power_of_two(most: int) -> int:
@@ -34,7 +34,7 @@ def power_of_two(most: int) -> int:
 
 def max_context(config: Config, caps: DeviceCaps, cache: str) -> int:
     """Positions for which the cache of a layer and the rope table still fit one binding."""
-    per_position = (cache_row(config, cache) or 1, *(4 * rope.rotary for rope in config.ropes.values()))
+    per_position = (cache_row(config, cache), *(4 * rope.rotary for rope in config.ropes.values()))
     return caps.max_operand // max(per_position) // PAGE * PAGE
 
 
