@@ -14,7 +14,7 @@ from shaderlm.engine.drafts import Drafts
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.request import EngineOptions
 from shaderlm.engine.scheduler import SequenceState
-from shaderlm.errors import DeviceError
+from shaderlm.errors import DeviceError, InputError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
@@ -260,6 +260,10 @@ def test_a_restart_finds_states_and_pages(
     def restarted() -> Any:
         return load_with(path, device=target, cache="f32", precision="exact", cache_dir=tmp_path)
 
+    if path.stem == "mamba2":  # it keeps nothing but states
+        with pytest.raises(InputError, match="no layer with keys and values"):
+            restarted()
+        return
     with restarted() as model:
         words = [int(i) for i in np.random.default_rng(9).integers(0, model.config.vocabulary, 2 * PAGE + 30)]
         expected = [generate(model, words)[0], generate(model, [*words[:PAGE], *words[:40]])[0]]
