@@ -323,6 +323,11 @@ CASES: list[Case] = [
             (4, 1, 3, 8, 20, True, True, 4, 1e-5, 7, 90, 160, 1, 5, 9),
         ],
     ),
+    *_cases(
+        "mamba2_scan_silu_mul",
+        "tokens H P N G single gate_first deltas_first stride",
+        [(1, 4, 16, 16, 2, True), (7, 3, 20, 8, 1, True, 5, 70, 90), (12, 6, 36, 24, 3)],
+    ),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case
@@ -383,7 +388,7 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "norm"
     if output == "ids":
         return "exact"
-    if case.op == "mamba2_scan":
+    if case.op.startswith("mamba2_scan"):
         return "scan"
     if case.op.startswith("linear"):
         if case.dims.get("cache") == "f16" and output != "out":

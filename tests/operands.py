@@ -344,7 +344,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
         op: getattr(recurrent_operands, op)
         for op in (
             *("short_conv", "slice_short_conv", "mul_short_conv_mul", "gated_delta_rule", "slice_gated_delta_rule"),
-            *("short_conv_gated_delta_rule", "mamba2_scan"),
+            *("short_conv_gated_delta_rule", "mamba2_scan", "mamba2_scan_silu_mul"),
         )
     },
     "rms_norm_silu_mul": _gated_norm,

@@ -183,3 +183,16 @@ def short_conv_gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, M
     wide = _columns(rng, tokens, d["stride"], x=(d["first"], x), gate=(d["gate_first"], gate))
     operands |= {"x": wide, "conv_weight": before["weight"], "norm_weight": weight, "conv_state": before["state"]}
     return operands, {**expected, "out": y, "conv_state": mixed["state"]}
+
+
+def mamba2_scan_silu_mul(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    """Steps and gates are columns of one tensor."""
+    operands, results = mamba2_scan(rng, d)
+    out, deltas = results["out"], operands.pop("deltas")
+    assert out is not None
+    assert deltas is not None
+    projected = _normal(rng, d["tokens"], d["stride"])
+    projected[:, d["deltas_first"] : d["deltas_first"] + d["H"]] = deltas
+    gate = projected[:, d["gate_first"] :][:, : d["H"] * d["P"]].astype(np.float64)
+    gated = out * (gate / (1 + np.exp(-gate))).reshape(out.shape)
+    return {"projected": projected, **operands}, {**results, "out": gated}

@@ -35,6 +35,7 @@ _ABSENT = (
     "embedding_scale",
     "short_conv",
     "delta",
+    "mamba2",
     "rms_norm_silu",
     "sigmoid",
 )

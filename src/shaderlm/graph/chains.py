@@ -459,6 +459,22 @@ _TABLE = (
         ("out", "state"),
     ),
     Chain(
+        "mamba2_scan_silu_mul",
+        (
+            Part("slice", "x=projected -> out=gate", _taken("stride", "gate_first", lambda d: d["H"] * d["P"])),
+            Part("slice", "x=projected -> out=deltas", _taken("stride", "deltas_first", "H")),
+            Part("mamba2_scan", "x bias deltas factors batch page_table state -> out=y state"),
+            Part("silu_mul", "a=gate b=y -> out", {"count": lambda d: d["tokens"] * d["H"] * d["P"]}),
+        ),
+        {
+            **PRIMITIVES["mamba2_scan"].dims,
+            "gate_first": 0,
+            "deltas_first": lambda d: 2 * (d["H"] * d["P"] + d["G"] * d["N"]),
+            "stride": lambda d: d["deltas_first"] + d["H"],  # of the rows of what is projected
+        },
+        ("out", "state"),
+    ),
+    Chain(
         "rms_norm_silu_mul",
         (
             Part("rms_norm_mul", "x weight batch -> out=normed", {"residual": Is(False)}),

@@ -579,6 +579,7 @@ FUSIONS = (
     Fusion("mul_short_conv_mul", "mul", compose("mul_short_conv_mul")),
     Fusion("slice_short_conv", "short_conv", compose("slice_short_conv")),
     Fusion("slice_gated_delta_rule", "gated_delta_rule", compose("slice_gated_delta_rule")),
+    Fusion("mamba2_scan_silu_mul", "silu_mul", compose("mamba2_scan_silu_mul")),
     Fusion("rms_norm_silu_mul", "silu_mul", compose("rms_norm_silu_mul")),
     Fusion("slice_sigmoid_mul", "sigmoid_mul", compose("slice_sigmoid_mul")),
     Fusion("linear_add", "add", extend("linear", "add", epilogue="add")),

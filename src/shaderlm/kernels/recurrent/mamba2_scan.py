@@ -1,4 +1,4 @@
-"""Route of mamba2_scan: the state of each head in registers, row by row."""
+"""Routes of mamba2_scan and its chain: the state of each head in registers, row by row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     each = 8 * rows + 16 * quads + 8 + 16 * lanes  # bytes of workgroup memory
     fitting = [chunk for chunk in _CHUNKS if chunk * each <= caps.max_workgroup_memory]
     chunk = 1 if dims["single"] else next(iter(fitting), 1)
+    gated = "gate_first" in dims
     constants = {
+        "GATED": gated,
         "ONE_ROW": tokens == 1,
         "SINGLE": dims["single"],
         "QUADS": quads,
@@ -44,14 +46,16 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "VALUES": chunk * quads,
     }
     params = {"heads": heads, "groups": groups, "values": values, "least": dims["dt_min"]}
-    params["most"] = dims["dt_max"] or _MOST
+    params |= {"most": dims["dt_max"] or _MOST, "stride": dims.get("stride", heads)}
+    params |= {name: dims.get(name, 0) for name in ("deltas_first", "gate_first")}
+    name = "projected" if gated else "deltas"
     kernel = Kernel("recurrent/mamba2_scan", ("shared/batch", "recurrent/states", "shared/silu"))
-    dispatch = Dispatch(kernel, tokens * heads * ceil_div(values // 4, quads), params, constants)
+    dispatch = Dispatch(kernel, tokens * heads * ceil_div(values // 4, quads), params, constants, {"projected": name})
     channels = heads * values + 2 * groups * rows
     buffers = {
         "x": f32(tokens * channels),
         "bias": f32(channels),
-        "deltas": f32(tokens * heads),
+        name: f32(tokens * dims.get("stride", heads)),
         "factors": f32(3 * heads),
         "batch": batch_bytes(tokens),
         "page_table": f32(1),
@@ -67,4 +71,6 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return None
 
 
-ROUTES: tuple[Route, ...] = (Route("mamba2_scan", "rows", _launch_list, _unsupported_reason),)
+ROUTES: tuple[Route, ...] = tuple(
+    Route(op, "rows", _launch_list, _unsupported_reason) for op in ("mamba2_scan", "mamba2_scan_silu_mul")
+)

@@ -1,6 +1,7 @@
 // Row by row of a sequence, for each head with the B and C of its group:
 // S ← exp(rate · dt) S + dt · B vᵀ, out = Sᵀ C + skip · v, dt = log(1 + exp(delta + shift)) within its limits
 // v, B and C are silu(x + bias): x is the values of all heads, B of all groups, C of all groups.
+// GATED: out is that times silu of gates, which lie in rows beside the steps.
 // Grid: for each row, head and 4 · QUADS of its values one workgroup, folded; those of rows that are not the first of
 // their sequence in the step return. Four columns of S are in the registers of PARTS lanes, ROWS rows each. Sums over
 // rows are taken once for CHUNK rows of the step, and in the same order whatever CHUNK is.
@@ -15,6 +16,7 @@ const CHUNK: u32 = 8u;    // rows of the step between two barriers
 const SUMS: u32 = 1024u;  // CHUNK · WG
 const STAGED: u32 = 256u; // CHUNK · STATE / 4
 const VALUES: u32 = 64u;  // CHUNK · QUADS
+const GATED: bool = false;
 const SINGLE: bool = false;  // each row is of another sequence
 
 struct Params {
@@ -23,11 +25,14 @@ struct Params {
     values: u32,  // of a head
     least: f32,   // limits of dt
     most: f32,
+    stride: u32,  // between rows of projected, and where the steps and the gates of its rows begin
+    deltas_first: u32,
+    gate_first: u32,
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;        // [tokens, heads · values + 2 · groups · STATE]
 @group(0) @binding(1) var<storage, read> bias: array<vec4<f32>>;     // [heads · values + 2 · groups · STATE]
-@group(0) @binding(2) var<storage, read> deltas: array<f32>;           // [tokens, heads]
+@group(0) @binding(2) var<storage, read> projected: array<f32>;      // [tokens, stride]
 @group(0) @binding(3) var<storage, read> factors: array<f32>;        // [3, heads]: rate, shift, skip
 @group(0) @binding(4) var<storage, read> batch: array<vec4<u32>>;    // [1 + tokens]
 @group(0) @binding(5) var<storage, read> page_table: array<u32>;
@@ -106,7 +111,7 @@ fn main(
             vs[i] = silu4(x[(t + i / QUADS) * channels + at] + bias[at]);
         }
         for (var i = lane; i < count; i = i + WG) {
-            let dt = clamp(softplus(deltas[(t + i) * params.heads + head] + shift), params.least, params.most);
+            let dt = clamp(softplus(projected[(t + i) * params.stride + params.deltas_first + head] + shift), params.least, params.most);
             steps[i] = vec2<f32>(dt, exp(rate * dt));
         }
         workgroupBarrier();
@@ -141,6 +146,11 @@ fn main(
                 sum = sum + sums[i / QUADS * WG + p * QUADS + column];
             }
             if (begin_quad + column < quads) {
+                if (GATED) {
+                    let row = (t + i / QUADS) * params.stride + params.gate_first;
+                    let at = row + 4u * (head * quads + begin_quad + column);
+                    sum = sum * silu4(vec4<f32>(projected[at], projected[at + 1u], projected[at + 2u], projected[at + 3u]));
+                }
                 out[((t + i / QUADS) * params.heads + head) * quads + begin_quad + column] = sum;
             }
         }
