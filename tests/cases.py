@@ -328,6 +328,25 @@ CASES: list[Case] = [
         "tokens H P N G single gate_first deltas_first stride",
         [(1, 4, 16, 16, 2, True), (7, 3, 20, 8, 1, True, 5, 70, 90), (12, 6, 36, 24, 3)],
     ),
+    *_cases("resize", "outer size inner to taps", [(1, 7, 3, 12, 4), (5, 40, 3, 17, 10), (1, 9, 51, 4, 8), (2, 300, 3, 64, 19)]),
+    *_cases("concat", "a b", [(1, 1), (63, 200)]),
+    *_cases("patches", "tokens patch count width", [(1, 1, 3, 3), (9, 8, 3 * 40 * 40, 192), (5, 14, 3 * 50 * 50, 608)]),
+    *_cases("weighted_rows", "tokens N K taps", [(1, 1, 1, 1), (7, 16, 33, 4), (70, 256, 96, 1)]),
+    *_cases("pad_columns", "tokens width to", [(1, 1, 32), (70, 33, 64)]),
+    *_cases("mean_rows", "tokens group width", [(1, 1, 1), (7, 4, 33), (40, 16, 96)]),
+    *_cases("attend_spans", "tokens H D scale", [(1, 1, 4, 0.5), (9, 2, 8, 0.35), (70, 3, 72, 0.118), (150, 2, 128, 0.088)]),
+    *_cases("rope_by_row", "tokens H D rotary interleaved", [(1, 1, 4), (7, 3, 64, 32, True), (70, 2, 20, 16)]),
+    *_cases(
+        "rope_rows",
+        "tokens rotary temporal vertical horizontal grouped",
+        [(1, 16, 4, 2, 2), (9, 16, 4, 2, 2), (70, 128, 24, 20, 20), (9, 128, 16, 24, 24, True)],
+    ),
+    *_cases("put_features", "tokens K levels level add", [(1, 1), (9, 33, 4, 2, True), (70, 96, 3, 0)]),
+    *_cases(
+        "attention_reach",
+        "tokens Hq Hkv D cache window softcap paged",
+        [(1, 1, 1, 4), (9, 4, 2, 16, "f32", 8), (70, 2, 1, 72, "f32", 0, 30.0, True), (40, 4, 2, 64, "f16", 30, 0.0, True)],
+    ),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case
@@ -402,7 +421,22 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "attention f16" if case.dims["cache"] == "f16" else "attention"
     if case.op.endswith("rope_kv_write"):
         return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
-    moves = ("embedding", "copy", "argmax", "sample", "slice", "take_rows", "kv_write")
+    if case.op == "attention_reach":
+        return "attention f16" if case.dims["cache"] == "f16" else "attention"
+    if case.op == "attend_spans":
+        return "attention"
+    moves = (
+        "embedding",
+        "copy",
+        "argmax",
+        "sample",
+        "slice",
+        "take_rows",
+        "kv_write",
+        "resize",
+        "concat",
+        "pad_columns",
+    )
     return "exact" if case.op in moves and case.dims.get("factor", 1) == 1 else "pointwise"
 
 

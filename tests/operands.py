@@ -12,7 +12,7 @@ from shaderlm.formats import blocks
 from shaderlm.graph import reference, sampling
 from shaderlm.graph.batch import LAST, contiguous_batch, make_batch
 
-from . import attention_operands, recurrent_operands, sampling_operands
+from . import attention_operands, recurrent_operands, sampling_operands, vision_operands
 from .attention_operands import weighted_norm
 from .weights import make_weight, unpack_q4gsw
 
@@ -326,6 +326,7 @@ def _argmax(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
 MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     **attention_operands.MAKERS,
     **sampling_operands.MAKERS,
+    **vision_operands.MAKERS,
     "rms_norm": _norm,
     "rms_norm_mul": _norm_mul,
     "add_rms_norm": _add_norm,

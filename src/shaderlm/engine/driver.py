@@ -24,14 +24,18 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
+import numpy as np
+
+from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, ShaderlmError, UnavailableError
 from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
+from ..models.config import ImageRows
 from ..runtime.pages import pages_for
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import U32, Runner, bucket
@@ -47,6 +51,7 @@ from .recovery import Recovery
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
 from .scheduler import DoesNotFitError, Scheduler, SequenceState
 from .step_core import DraftedRows, InFlightStep, StepCore
+from .vision import Vision, check_placeholders, placeholder_ids
 
 if TYPE_CHECKING:
     from ..runtime.disk_cache import DiskCache
@@ -88,6 +93,9 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._thread_of_parent = False
         self._disk: DiskPages | None = None
+        self._vision: Vision | None = None
+        self._placeholders = placeholder_ids(tokenizer)
+        self._encoding: deque[Handle] = deque()  # requests with pictures whose features are not all known
         self._numbers = itertools.count()
         _engines.add(self)
 
@@ -150,6 +158,22 @@ class Engine:
     def disk(self) -> DiskCache | None:
         """The cache on disk, if there is one."""
         return None if self._disk is None else self._disk.disk
+
+    @property
+    def vision(self) -> Vision | None:
+        """The part that reads images, if there is one."""
+        return self._vision
+
+    @property
+    def image_rows(self) -> ImageRows | None:
+        """What its model does with rows of images."""
+        return self._runner.config.images
+
+    def use_vision(self, vision: Vision) -> None:
+        """Read images from now on. Only while there are no requests."""
+        if active := self._inbox.all_active():
+            raise InputError(f"the engine has {len(active)} requests; say how it reads images before the first one")
+        self._vision = vision
 
     def clear_cache(self) -> None:
         """Forget what is cached of prompts, but not what is on disk. Only while there are no requests."""
@@ -214,6 +238,8 @@ class Engine:
             holds = f"the prompt has {prompt:,} tokens, the context holds {context:,}"
             raise ContextSizeError(f"{holds}. Shorten the prompt, or give the cache more memory", prompt, context)
         self._runner.check_ids(request.prompt_ids)
+        check_placeholders(request.prompt_ids, request.images, self._placeholders)
+        self._check_images(request)
         if request.stop_ids:
             self._runner.check_ids(list(request.stop_ids))
         request.sampling.check_vocabulary(self._runner.config.vocabulary)
@@ -225,6 +251,17 @@ class Engine:
         handle = Handle(self, request, next(self._numbers), pulled=pulled)
         handle.sequence.remaining = min(request.max_tokens, context - prompt + 1) if request.generates else 1
         return handle
+
+    def _check_images(self, request: Request) -> None:
+        """Are there images that this engine cannot read?"""
+        if not request.images:
+            return
+        if self._vision is None or self.image_rows is None:
+            raise InputError("this model does not read images, or was loaded without the part that does")
+        most = self._scheduler.limits.max_rows
+        for image in request.images:
+            if self.image_rows.sees_itself and len(image.positions) > most:
+                raise InputError(f"a step has {most} rows; an image of {len(image.positions)} must be in one")
 
     def start(self, *handles: Handle) -> None:
         """Submit handles that are not submitted yet."""
@@ -361,6 +398,11 @@ class Engine:
         self._process_control()
         self._take_masks(self._masks.dispatch(inbox.active))
         self._fill()
+        if self._encoding:  # beside the step that was submitted
+            self._encode_one()
+            self._fill()
+        if not in_flight and self._encoding:
+            return
         if not in_flight:
             if self._drafts is not None:
                 self._drafts.idle()
@@ -400,6 +442,8 @@ class Engine:
                 self._core.close()
             if self._disk is not None:
                 self._disk.close()
+            if self._vision is not None:
+                self._vision.close()
             if self._drafts is not None:
                 self._drafts.close()
 
@@ -415,14 +459,50 @@ class Engine:
                 handle = inbox.new.popleft()
                 if self._is_restored_first(handle):
                     continue
-                scheduler.add(handle.sequence)
-                if handle.constraint is not None:
-                    self._masks.add(handle)
+                if handle.sequence.images is not None:
+                    self._encoding.append(handle)
+                    continue
+                self._join(handle)
+
+    def _join(self, handle: Handle) -> None:
+        """A request may have rows from now on. With both locks held."""
+        self._scheduler.add(handle.sequence)
+        if handle.constraint is not None:
+            self._masks.add(handle)
+
+    def _encode_one(self) -> None:
+        """The features of one picture; a request whose pictures are all known joins. An error is that of its request.
+
+        One at a time: between two pictures the sequences that run have a step.
+        """
+        handle = self._encoding[0]
+        images, features = handle.sequence.images, handle.image_features
+        if images is None or handle.finish_reason is not None:
+            self._encoding.popleft()
+            return
+        vision, request = self._vision, handle.request
+        assert vision is not None
+        client = None if self.options.share_prefixes else request.client
+        try:
+            features.append(vision.features(request.images[len(features)], client))
+        except (ShaderlmError, MemoryError) as problem:
+            self._encoding.popleft()
+            self._finish([handle], "error", problem)
+            return
+        if len(features) < len(request.images):
+            self._encoding.rotate(-1)  # others have a picture each meanwhile
+            return
+        self._encoding.popleft()
+        images.features = np.concatenate(features)
+        features.clear()
+        with self._runner.lock, self._inbox.lock:
+            if handle.finish_reason is None:
+                self._join(handle)
 
     def _is_restored_first(self, handle: Handle) -> bool:
         """Is the prompt of a new request looked for on disk, once? It is new again afterwards. With both locks held."""
         state = handle.sequence
-        if self._disk is None or handle.looked_up or not state.cached:
+        if self._disk is None or handle.looked_up or not state.cached or state.images is not None:
             return False
         handle.looked_up = True
         self._inbox.restoring.add(handle.id)
@@ -440,7 +520,7 @@ class Engine:
         self._masks.wake()
 
     def _save_pages(self, state: SequenceState, tokens: int) -> None:
-        if self._disk is not None:
+        if self._disk is not None and state.images is None:  # files name pages by their tokens
             self._disk.save(state.tokens[:tokens], self._owner_of(state))
 
     def _owner_of(self, state: SequenceState) -> str | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..models.config import ImageRows
+from ..runtime.image_rows import place
 from ..runtime.row_scores import RowScores
 from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
@@ -40,6 +42,10 @@ class Driver(Protocol):
     """What a handle asks of the engine that made it."""
 
     tokenizer: Tokenizer
+
+    @property
+    def image_rows(self) -> ImageRows | None:
+        """What its model does with rows of images."""
 
     @property
     def has_thread(self) -> bool:
@@ -90,6 +96,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         dry = dry_of(request.sampling) if request.generates else None
         self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
         self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
+        self.image_features: list[NDArray[np.float32]] = []  # of its first pictures, until all are known
         self.looked_up = False  # was its prompt looked for on disk?
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.drafted_settings: list[SamplerSettings] = []  # for the tokens after the drafted ones
@@ -109,6 +116,11 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence.all_outputs, self.sequence.first_output = all_outputs, request.first_row
         self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
+        if request.images:
+            assert engine.image_rows is not None
+            self.sequence.images = place(
+                request.prompt_ids, [each.placed for each in request.images], engine.image_rows
+            )
         self.constraint = None if request.constraint is None else request.constraint.start()
         self.sequence.mask_pending = self.constraint is not None
         self.sequence.host_sampled = chain is not None
@@ -305,10 +317,16 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return (self.first if self._ids or self._ended else time.perf_counter()) - self.started
 
     @property
+    def waits_for_features(self) -> bool:
+        """Are its pictures being read, so that it has no rows yet?"""
+        return self.sequence.images is not None and not len(self.sequence.images.features)
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far."""
         prompt, cached = self.sequence.prompt_tokens, self.sequence.cached_tokens or 0
-        return Usage(prompt, len(self._ids), cached, self.drafted, self.accepted)
+        seen = sum(len(image.positions) for image in self.request.images)
+        return Usage(prompt, len(self._ids), cached, self.drafted, self.accepted, seen)
 
     @property
     def timing(self) -> Timing:

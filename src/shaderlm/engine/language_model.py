@@ -25,6 +25,7 @@ from ..runtime.runner import Runner
 from ..text import CallForm, ChatFormat, ChatTemplate, Parameters, RenderLimits, Tokenizer, read_tools
 from ..text.chat import content_text
 from ..text.chat_output import THINKING_TAGS, thinking_tags
+from ..vision import Layout, Picture
 from .completion import Completion, PromptLogprobs
 from .constraints import GrammarCompiler
 from .driver import Engine
@@ -41,6 +42,7 @@ from .report import LoadReport
 from .request import ConstraintFactory, Request
 from .stream import AsyncStream, Stream
 from .thinking import ThinkingBudget
+from .vision import Vision, pictures_of
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int]
@@ -69,9 +71,15 @@ class LanguageModel:
         self._grammars = GrammarCompiler(tokenizer, runner.config.vocabulary)
         self._render_limits = RenderLimits()
         self._template: ChatTemplate | None = None
+        self.vision: Vision | None = None  # the part that reads images
         self.draft_model: LanguageModel | None = None  # drafts for this one
         if tokenizer.vocabulary.chat_template:
             self.use_chat_template(tokenizer.vocabulary.chat_template)
+
+    def use_vision(self, vision: Vision) -> None:
+        """Read images in messages from now on. Only while nothing is generated."""
+        self.engine.use_vision(vision)
+        self.vision = vision
 
     def use_cache_dir(
         self, folder: str | os.PathLike[str], limit: int = DEFAULT_CACHE_DISK, keys: Sequence[str] = ()
@@ -113,6 +121,7 @@ class LanguageModel:
     def nbytes(self) -> int:
         """Memory of the weights and of the cache as large as it is now, and of the model that drafts for this one."""
         own = self.report.weight_bytes + self.report.dense_bytes + self._runner.cache_bytes
+        own += 0 if self.vision is None else self.vision.runner.weight_bytes
         return own if self.draft_model is None else own + self.draft_model.nbytes
 
     @property
@@ -208,7 +217,9 @@ class LanguageModel:
     ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" (system, user, assistant) and "content". Options as `generate`.
 
-        A content is a text, or a list of parts {"type": "text", "text": …}.
+        A content is a text, or a list of parts: {"type": "text", "text": …}, and of a model that reads images
+        {"type": "image", "image": …}, where an image is a path, the bytes of a file, a data URL, an image of Pillow or
+        an array of pixels, or OpenAI's {"type": "image_url", "image_url": {"url": a data URL}}.
 
         Special tokens in the contents are plain text, unless parse_special=True; those of the template are tokens.
         A list of conversations gives a list of answers. They share steps and options.
@@ -232,8 +243,11 @@ class LanguageModel:
         """`stream_chat` in asyncio. It starts at once."""
         return AsyncStream(self.engine.submit(self.chat_request(messages, **options)))
 
-    def chat_request(self, messages: Messages, **options: Unpack[ChatOptions]) -> Request:
-        """What `chat` asks of the engine, checked. Its `chat` takes the answer apart."""
+    def chat_request(self, messages: Messages, *, client: str | None = None, **options: Unpack[ChatOptions]) -> Request:
+        """What `chat` asks of the engine, checked. Its `chat` takes the answer apart. client: who asks.
+
+        Pictures are decoded here: call it where that may take a moment.
+        """
         chat, params = chat_params({**self.sampling_defaults, **options})
         template = self._chat_template()
         choice = read_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
@@ -245,7 +259,8 @@ class LanguageModel:
             "thinking": chat.thinking,
             "add_generation_prompt": chat.add_generation_prompt,
         }
-        text, ids = self._rendered(template, messages, params.parse_special, rendering)
+        messages, pictures = self._with_pictures(messages, client)
+        text, ids, layouts = self._rendered(template, messages, params.parse_special, rendering, pictures)
         source = str(template.source)
         calls = None if choice is None else self._call_form(template)
         thinking, is_shown = thinking_tags(source), False
@@ -273,7 +288,21 @@ class LanguageModel:
         if calls is not None:
             written = "\n".join(calls.texts)
             shown |= {i for text, i in special.items() if text in written}
-        return replace(self._request(ids, params), constraint=constraint, chat=output, shown_ids=shown)
+        request = replace(
+            self._request(ids, params), constraint=constraint, chat=output, shown_ids=shown, client=client
+        )
+        if self.vision is None or not pictures:
+            return request
+        return replace(request, images=self.vision.placed(ids, pictures, layouts))
+
+    def _with_pictures(self, messages: Any, client: str | None) -> tuple[Any, list[Picture]]:
+        """Messages as a chat template takes them, and their pictures, decoded."""
+        messages, pictures = pictures_of(messages)
+        if pictures and self.vision is None:
+            raise InputError(f"{self.report.name} does not read images, or was loaded without the part that does")
+        if self.vision is not None and pictures:
+            self.vision.decode(pictures, None if self.engine.options.share_prefixes else client)
+        return messages, pictures
 
     def _call_form(self, template: ChatTemplate) -> CallForm:
         """How the model writes calls, up to the token that ends its turn."""
@@ -297,8 +326,9 @@ class LanguageModel:
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template; arguments as `ChatTemplate.render`.
 
-        There may be more of them than the context holds.
+        There may be more of them than the context holds. Pictures are not decoded.
         """
+        messages, pictures = pictures_of(messages)
         rendering = {
             "tools": tools,
             "kwargs": template_kwargs,
@@ -306,7 +336,8 @@ class LanguageModel:
             "add_generation_prompt": add_generation_prompt,
             "thinking": thinking,
         }
-        return self._rendered(self._chat_template(), messages, parse_special, rendering, may_be_long=True)[1]
+        template = self._chat_template()
+        return self._rendered(template, messages, parse_special, rendering, pictures, may_be_long=True)[1]
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -319,18 +350,28 @@ class LanguageModel:
         messages: Messages,
         parse_special: bool,
         rendering: Mapping[str, Any],
+        pictures: Sequence[Picture] = (),
         *,
         may_be_long: bool = False,
-    ) -> tuple[str, list[int]]:
-        """The prompt of a conversation, as text and as token ids. A text that cannot fit is not tokenised."""
+    ) -> tuple[str, list[int], list[Layout]]:
+        """The prompt of a conversation, as text and as token ids. A text that cannot fit is not tokenised.
+
+        Pictures have tokens in the places that the template gives them.
+        """
         mark = ""
         if parse_special:
             text = template.render(messages, **rendering)
         else:
             text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **rendering)
+        layouts: list[Layout] = []
+        if pictures:
+            if self.vision is None:
+                raise InputError(f"{self.report.name} does not read images, or was loaded without the part that does")
+            text, layouts = self.vision.expanded(text, pictures)
         if not may_be_long:
             self._check_tokens(self.tokenizer.min_tokens(text.replace(mark, "") if mark else text), at_least=True)
-        return text, self._with_bos(self.tokenizer.encode_marked(text, mark)) if mark else self.tokenize(text)
+        ids = self._with_bos(self.tokenizer.encode_marked(text, mark)) if mark else self.tokenize(text)
+        return text, ids, layouts
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, the same that `generate` makes of it.

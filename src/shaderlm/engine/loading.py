@@ -36,6 +36,8 @@ from .language_model import DEFAULT_CACHE_DISK, LanguageModel
 from .report import LoadReport
 from .sampling import sampling_of_file
 from .tokenizer import Tokenizer
+from .tower_files import find_tower
+from .vision import Vision
 
 if TYPE_CHECKING:
     from ..runtime.gpu_runner import GpuRunner
@@ -63,6 +65,9 @@ def load(
     draft: str | None = None,
     draft_model: str | os.PathLike[str] | None = None,
     draft_tokens: int = DRAFT_TOKENS,
+    vision: bool = True,
+    mmproj: str | os.PathLike[str] | None = None,
+    image_tokens: tuple[int, int] | None = None,
 ) -> LanguageModel:
     """Load a model: the path of a .gguf file or a Hugging Face folder, "hf:ORG/REPO[/FILE.gguf]", or a name.
 
@@ -91,6 +96,9 @@ def load(
     draft: "ngram" drafts what followed the last tokens where they came before, and verifies several tokens in a step,
     where that is faster. The text is the same. draft_model: a smaller model with the same vocabulary, which drafts, on
     the same device. draft_tokens: how many are drafted for a sequence at once, at most.
+    vision: also load the part that reads images: of a folder, or of a GGUF file the mmproj file that lies beside it,
+    if there is one. mmproj: that file, if it is elsewhere. image_tokens: the least and the most tokens of an image,
+    where its size decides; the default is the checkpoint's.
     """
     return load_drafting(
         model,
@@ -108,6 +116,9 @@ def load(
         cache_disk=cache_disk,
         draft=draft,
         draft_tokens=draft_tokens,
+        vision=vision,
+        mmproj=mmproj,
+        image_tokens=image_tokens,
     )
 
 
@@ -127,6 +138,9 @@ def load_with(
     cache_disk: int = DEFAULT_CACHE_DISK,
     draft: str | None = None,
     draft_tokens: int = DRAFT_TOKENS,
+    vision: bool = True,
+    mmproj: str | os.PathLike[str] | None = None,
+    image_tokens: tuple[int, int] | None = None,
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
     measure: bool = False,
@@ -168,6 +182,9 @@ def load_with(
         target = opening.result()
         packed = target is None and packs_weights(device)
         config = config_of_file(kind, file, context, dense=target is None and not packed, ignore_keys=ignore_keys)
+        eyes = find_tower(file, config, mmproj, image_tokens, on_device=target is not None) if vision else None
+        if eyes is not None:
+            config = replace(config, images=eyes.image_rows)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = FileSource(file)
         runner: GpuRunner | NumpyRunner
@@ -182,9 +199,13 @@ def load_with(
             runner = GpuRunner(kind, config, source, target, progress=moved, **options)
         try:
             tokenizer = building.result()
+            sight = None if eyes is None else Vision(eyes.load(target, precision, moved), tokenizer)
         except BaseException:
             runner.close()
             raise
+        finally:
+            if eyes is not None:
+                eyes.file.close()
         limit = model_context
         if runner.config.context < config.context:
             limit = runner.config.context
@@ -194,6 +215,8 @@ def load_with(
         report = _report(name, file, runner.config, runner.report(), backend_of(target), limit, seconds)
         sampling = sampling_of_file(file.metadata)
     loaded = LanguageModel(runner, tokenizer, report, sampling)
+    if sight is not None:
+        loaded.use_vision(sight)
     use_drafts(loaded, draft, draft_tokens)
     if cache_dir is not None:
         try:

@@ -68,6 +68,8 @@ class Recovery:
                 return False
             if handle in new or handle.id in self.inbox.restoring:
                 return True
+            if handle.waits_for_features:
+                return True
             if handle.sequence not in waiting:
                 return False
             return not handle.sequence.mask_pending or (not interrupted and self.masks.has(handle))

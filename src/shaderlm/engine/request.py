@@ -15,6 +15,7 @@ from ..text.stream import LineLimits
 from .completion import TokenLogprob
 from .histogram import Histogram
 from .sampling import SamplingParams
+from .vision import RequestImage
 
 if TYPE_CHECKING:
     from ..runtime.disk_cache import DiskStats
@@ -90,6 +91,7 @@ class Request:
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
     reports_remaining: bool = False  # log probabilities are those among the tokens that samplers left
+    images: tuple[RequestImage, ...] = ()  # of its prompt, in order
     lines: LineLimits = LineLimits()  # noqa: RUF009 (nothing changes it)
 
     @property
@@ -116,6 +118,7 @@ class Usage:
     cached_tokens: int
     drafted_tokens: int = 0  # that were verified
     accepted_tokens: int = 0  # of those
+    image_tokens: int = 0  # of the prompt
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..graph.batch import PAGE
+from ..runtime.image_rows import PromptImages
 from ..runtime.pages import MAX_SEQUENCES, KvSequence, PagePool, pages_for
 from ..runtime.prefix_cache import Match, PrefixCache, PrefixNode
 from ..runtime.states import SNAPSHOT_PAGES
@@ -56,12 +57,20 @@ class SequenceState:
     published_tokens: int = 0  # tokens of the prompt whose pages are in the prefix cache
     saved_tokens: int = 0  # of whole pages that `Scheduler.on_cached` was told of
     last_published_node: PrefixNode | None = None  # the last of these pages there
+    images: PromptImages | None = None  # of its prompt, where it has some
     snapshots: dict[int, int] = field(default_factory=dict)  # rows that the cache does not have, by their positions
 
     @property
     def order(self) -> tuple[int, int]:
         """Who goes first: the smaller one."""
         return self.priority, self.number
+
+    @property
+    def cache_ids(self) -> Sequence[int]:
+        """What a prefix cache compares: known tokens, and in place of those of images what the images are."""
+        if self.images is None:
+            return self.tokens
+        return [*self.images.cache_ids, *self.tokens[self.prompt_tokens :]]
 
     @property
     def kv_sequence(self) -> KvSequence:
@@ -267,7 +276,7 @@ class Scheduler:
         client = None if self.limits.shares_prefixes else state.client
         after = state.last_published_node
         pages, snapshots = state.kv_sequence.pages, state.snapshots
-        state.last_published_node = self.cache.insert(state.tokens, pages, length, client, after, snapshots)
+        state.last_published_node = self.cache.insert(state.cache_ids, pages, length, client, after, snapshots)
 
     # states ----------------------------------------------------------------------------------------------
 
@@ -338,7 +347,7 @@ class Scheduler:
         if rows_of_step:
             budget = min(budget, limits.chunk)
         if (self.waiting and not self._blocked) or any(self.is_prefilling(state) for state in self.running):
-            chunks = self._chunks(budget, limits.max_outputs - count)
+            chunks = self._chunks(budget, limits.max_outputs - count, limits.max_rows - count)
             decode = decode and not chunks
             rows_of_step += chunks
         if not rows_of_step and self._is_stuck:
@@ -360,10 +369,12 @@ class Scheduler:
 
     def _schedule_fixed(self) -> Batch | None:
         """One chunk alone, or decode rows alone; where there are both, in turns."""
-        chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.fixed_chunk, self.limits.max_outputs)
+        limits = self.limits
+        sizes = limits.fixed_chunk, limits.max_outputs, limits.max_rows
+        chunk = list[Rows]() if self._chunk_was_last else self._chunks(*sizes)
         decode_rows = [] if chunk else self._decode_rows()
         if not chunk and not decode_rows:
-            chunk = self._chunks(self.limits.fixed_chunk, self.limits.max_outputs)
+            chunk = self._chunks(*sizes)
         self._chunk_was_last = bool(chunk)
         if chunk:
             return Batch(tuple(chunk), decode=False)
@@ -475,11 +486,11 @@ class Scheduler:
         """Pages that it takes to run all of its known tokens, and one more."""
         return self._needed(state, len(state.tokens) + 1 - state.kv_sequence.length)
 
-    def _chunks(self, budget: int, outputs: int) -> list[Rows]:
+    def _chunks(self, budget: int, outputs: int, room: int) -> list[Rows]:
         """Rows of prompts: of those that are being read, then of those that wait, as many as there is room for.
 
-        At most `budget` rows, of which `outputs` give something. A quarter of the rows is left to others where several
-        are to be read: a short prompt passes a long one.
+        At most `budget` rows, of which `outputs` give something; for an image that must be in one step, `room` rows. A
+        quarter of the rows is left to others where several are to be read: a short prompt passes a long one.
         """
         chunks: list[Rows] = []
         readers = [state for state in self.running if self.is_prefilling(state)]
@@ -492,14 +503,17 @@ class Scheduler:
                 break
             others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
             limit = budget * 3 // 4 if others and not chunks and budget >= 8 else budget
-            end = self._chunk_end(state, limit, outputs)
+            end = self._with_whole_images(state, self._chunk_end(state, limit, outputs), room)
+            if end == state.kv_sequence.length:
+                continue
             if state.mask_pending and end == len(state.tokens):
                 continue
             rows = self._chunk(state, end)
             if rows is None:
                 break
             chunks.append(rows)
-            budget -= len(rows.ids or ())
+            budget -= rows.count
+            room -= rows.count
             outputs -= len(rows.ids or ()) if self._gives_all(state, end) else rows.samples
             if self.limits.fixed_chunk:
                 break
@@ -517,6 +531,17 @@ class Scheduler:
         if state.all_outputs and first < state.first_output:
             return min(end, state.first_output)
         return min(end, first + outputs) if state.all_outputs else end
+
+    @staticmethod
+    def _with_whole_images(state: SequenceState, end: int, room: int) -> int:
+        """Where a chunk ends that does not cut an image whose rows see each other; its begin where there is no room."""
+        first = state.kv_sequence.length
+        for begin, stop in () if state.images is None else state.images.blocks:
+            if begin < end < stop:
+                if begin > first:
+                    return begin
+                return stop if stop - first <= room else first
+        return end
 
     @staticmethod
     def _gives_all(state: SequenceState, end: int) -> bool:
@@ -538,7 +563,7 @@ class Scheduler:
         if state.cached:
             fixed_chunk = self.limits.fixed_chunk
             # With fixed chunks, what was generated is run again.
-            ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens
+            ids = state.cache_ids[: state.prompt_tokens] if fixed_chunk else state.cache_ids
             shared = self.limits.shares_prefixes
             multiple = max(fixed_chunk, PAGE) if fixed_chunk else PAGE if shared else 1
             match = self.cache.match(ids, multiple, None if shared else state.client)

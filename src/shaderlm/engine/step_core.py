@@ -178,6 +178,14 @@ class StepCore:
         return batch.step()
 
     def _chunk(self, rows: Rows, places: Iterator[int]) -> SequenceChunk:
+        chunk = self._chunk_of(rows, places)
+        images, sequence = rows.state.images, chunk.sequence
+        if images is None or rows.ids is None:
+            return chunk
+        sequence.shift = images.shift  # of what follows the prompt
+        return chunk._replace(images=images.chunk(sequence.length, rows.count))
+
+    def _chunk_of(self, rows: Rows, places: Iterator[int]) -> SequenceChunk:
         state, sequence = rows.state, rows.state.kv_sequence
         if rows.ids is None and state.owner.fixed_settings is not None:  # most rows of most steps
             return SequenceChunk(sequence, None, "token", state.owner.fixed_settings)

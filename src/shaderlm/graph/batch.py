@@ -6,6 +6,13 @@ batch[1 + t] = (id, position, slot, pages):
 - position: of the row in its sequence; it sees the keys 0 … position of that sequence, its own included;
 - slot: the row of the pool that takes its key and value, NONE for a padding row, which writes nothing;
 - pages: where in the page table its sequence begins; RUN is set on the rows of a run.
+Models that read images have a second record for each row, image_rows [tokens, 8] of uint32:
+- three numbers, signed, that are added to its position: what it is rotated by on the temporal, vertical and horizontal
+  axis, where a model has several;
+- reach: how many keys after its own it sees, those of the image that it is of;
+- feature: 1 + the row of its features in the buffer `features`, 0 for text; and three that are 0.
+Rows of text before any image have zeros. A row of text keeps its record as its sequence goes on.
+
 Key c of a sequence lies in row page_table[pages + c / PAGE] · PAGE + c % PAGE of the pool. `shared/batch.wgsl` has the
 same constants for kernels.
 """
@@ -22,6 +29,7 @@ LAST = 0x8000_0000
 NONE = 0xFFFF_FFFF
 RUN = 0x8000_0000
 PAGE = 128  # a multiple of every tile of keys: a tile needs one look into the page table
+IMAGE_WORDS, REACH, FEATURE = 8, 3, 4  # of a record of image_rows: its words, and the places of two of them
 RUN_ROWS = 8  # a run is at least so many consecutive rows of one sequence at consecutive positions
 
 # Context classes, by the longest row of a step. Up to so many keys one workgroup takes all keys of a row and a head:

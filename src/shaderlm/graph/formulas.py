@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import reference, sampling
-from .batch import ids_of
+from . import reference, sampling, vision
+from .batch import FEATURE, IMAGE_WORDS, REACH, ids_of
 
 Array = NDArray[Any]
 Dims = Mapping[str, Any]
@@ -72,6 +72,70 @@ def rope(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.rope(heads, x["table"][_positions(x)], d["interleaved"])}
 
 
+def rope_by_row(d: Dims, x: Operands) -> dict[str, Array]:
+    """Heads rotated by a table that has a row for each row of the step."""
+    heads = _heads(x["x"], d["H"], d["D"])
+    return {"out": reference.rope(heads, x["table"].reshape(len(heads), -1, 2), d["interleaved"])}
+
+
+def rope_rows(d: Dims, x: Operands) -> dict[str, Array]:
+    """For each row of the step its angles: each pair takes them from the row of the position on its axis."""
+    rows = x["image_rows"].reshape(-1, IMAGE_WORDS)[: d["tokens"], :3].view(np.int32)
+    axes = vision.axes(d["rotary"] // 2, (d["temporal"], d["vertical"], d["horizontal"]), grouped=d["grouped"])
+    places = np.maximum(_positions(x).astype(np.int64)[:, None] + rows, 0)
+    return {"out": x["table"][places[:, axes], np.arange(d["rotary"] // 2)]}
+
+
+def put_features(d: Dims, x: Operands) -> dict[str, Array]:
+    """The features of images in the rows that have some, in place of what is there or added to it."""
+    out = np.array(x["x"].reshape(d["tokens"], d["K"]))
+    numbers = x["image_rows"].reshape(-1, IMAGE_WORDS)[: d["tokens"], FEATURE]
+    there = np.flatnonzero(numbers)
+    features = x["features"].reshape(-1, d["levels"], d["K"])[numbers[there] - 1, d["level"]]
+    out[there] = out[there] + features if d["add"] else features
+    return {"out": out}
+
+
+def resize(d: Dims, x: Operands) -> dict[str, Array]:
+    """One axis of a picture."""
+    pixels = x["x"].reshape(d["outer"], d["size"], d["inner"])
+    return {"out": vision.resize(pixels, x["first"], x["weights"].reshape(d["to"], d["taps"]))}
+
+
+def concat(d: Dims, x: Operands) -> dict[str, Array]:
+    """One after the other."""
+    return {"out": np.concatenate([x["a"].reshape(-1), x["b"].reshape(-1)])}
+
+
+def patches(d: Dims, x: Operands) -> dict[str, Array]:
+    """Patches of pictures, channel by channel."""
+    rows = vision.patches(x["x"].reshape(-1), x["corners"].reshape(-1, 2), x["factors"], d["patch"])
+    return {"out": vision.pad_columns(rows, d["width"])}
+
+
+def weighted_rows(d: Dims, x: Operands) -> dict[str, Array]:
+    """Sums of rows of a table."""
+    shape = (d["tokens"], d["taps"])
+    table = x["weight"].reshape(d["N"], d["K"])
+    return {"out": vision.weighted_rows(table, x["rows"].reshape(shape), x["factors"].reshape(shape))}
+
+
+def attend_spans(d: Dims, x: Operands) -> dict[str, Array]:
+    """Over the rows of a span, in both directions."""
+    q, k, v = (x[name].reshape(d["tokens"], d["H"], d["D"]) for name in "qkv")
+    return {"out": vision.attend_spans(q, k, v, x["spans"].reshape(-1, 2), d["scale"])}
+
+
+def pad_columns(d: Dims, x: Operands) -> dict[str, Array]:
+    """Wider rows."""
+    return {"out": vision.pad_columns(x["x"].reshape(d["tokens"], d["width"]), d["to"])}
+
+
+def mean_rows(d: Dims, x: Operands) -> dict[str, Array]:
+    """Of so many rows, one."""
+    return {"out": x["x"].reshape(d["tokens"], d["group"], d["width"]).mean(axis=1)}
+
+
 def kv_write(d: Dims, x: Operands) -> dict[str, Array]:
     """Keys and values into the pool."""
     k, v = (_heads(x[name], d["Hkv"], d["D"]) for name in "kv")
@@ -85,6 +149,15 @@ def attention(d: Dims, x: Operands) -> dict[str, Array]:
     page_table = x["page_table"] if d["paged"] else None
     scores = reference.Scores(d["scale"], d["window"], d["softcap"], x["sinks"] if d["sinks"] else None)
     return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, scores)}
+
+
+def attention_reach(d: Dims, x: Operands) -> dict[str, Array]:
+    """The same, where rows of an image see all of it."""
+    q = _heads(x["q"], d["Hq"], d["D"])
+    page_table = x["page_table"] if d["paged"] else None
+    scores = reference.Scores(d["scale"], d["window"], d["softcap"])
+    reach = x["image_rows"].reshape(-1, IMAGE_WORDS)[:, REACH]
+    return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, scores, reach)}
 
 
 def short_conv(d: Dims, x: Operands) -> dict[str, Array]:
@@ -165,7 +238,8 @@ def rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
 
 def layer_norm(d: Dims, x: Operands) -> dict[str, Array]:
     """With a weight, and with a bias or not."""
-    return {"out": reference.layer_norm(x["x"], x["weight"], x["bias"] if d["bias"] else None, d["eps"])}
+    rows = x["x"].reshape(-1, d["width"])
+    return {"out": reference.layer_norm(rows, x["weight"], x["bias"] if d["bias"] else None, d["eps"])}
 
 
 def unary(formula: Callable[..., Array], *names: str) -> Compute:

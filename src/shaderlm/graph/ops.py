@@ -32,7 +32,7 @@ _CHOICES = {
 }
 _SWITCHES = {
     *("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks", "normalise"),
-    *("residual", "rounded", "scaled", "shared", "silu", "single", "grouped"),
+    *("residual", "rounded", "scaled", "shared", "silu", "single", "grouped", "add"),
 }
 _MAY_BE_ZERO = {"Hq", "Hkv", "D", "rotary"}  # heads: of a product without rope
 
@@ -99,7 +99,11 @@ def _check(op: str, key: str, value: Any) -> None:
             raise InputError(f"{op}: {key} must be a number above 0{' or 0' * (key != 'cap')}, got {value!r}")
     else:
         least = (
-            0 if key in ("keys", "window") or key.endswith("first") or (op == "linear" and key in _MAY_BE_ZERO) else 1
+            0
+            if key in ("keys", "window", "level", "temporal", "vertical", "horizontal")
+            or key.endswith("first")
+            or (op == "linear" and key in _MAY_BE_ZERO)
+            else 1
         )
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"{op}: {key} must be a whole number of at least {least}, got {value!r}")

@@ -254,11 +254,17 @@ class Scores(NamedTuple):
 
 
 def attention(
-    q: Any, k_cache: Any, v_cache: Any, batch: Any, page_table: Any = None, how: Scores | float | None = None
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    batch: Any,
+    page_table: Any = None,
+    how: Scores | float | None = None,
+    reach: Any = None,
 ) -> F64:
     """[tokens, Hq, D], [pool rows, Hkv, D] ×2 → [tokens, Hq, D]: row t sees the keys up to its position.
 
-    A number as `how` is the scale.
+    A number as `how` is the scale. `reach` [tokens]: how many keys after its position a row sees, too.
 
     Without a page table all rows are of one sequence, whose keys lie in the pool from row 0 on. Padding rows are 0.
     """
@@ -266,8 +272,10 @@ def attention(
     out = np.zeros(q.shape, _dtype.get())
     for first, count in stretches(batch):
         _, position, _, pages = (int(word) for word in batch[1 + first])
-        rows = pool_rows(position + count, page_table, pages & ~RUN)
-        out[first : first + count] = attend(q[first : first + count], k_cache[rows], v_cache[rows], position, scores)
+        chunk = slice(first, first + count)
+        last = position + np.arange(count) + (0 if reach is None else np.asarray(reach[chunk], np.int64))
+        rows = pool_rows(int(last.max()) + 1, page_table, pages & ~RUN)
+        out[chunk] = attend(q[chunk], k_cache[rows], v_cache[rows], position, scores, last)
     return out
 
 
@@ -281,8 +289,11 @@ def pool_rows(keys: int, page_table: Any, pages: int) -> Any:
     return (listed[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:keys]
 
 
-def attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
-    """Queries [rows, Hq, D] at consecutive positions, keys and values [position + rows, Hkv, D]."""
+def attend(q: Any, keys: Any, values: Any, position: int, how: Scores, last: Any = None) -> F64:
+    """Queries [rows, Hq, D] at consecutive positions, keys and values [position + rows, Hkv, D].
+
+    `last`: the last key that each row sees, if that is not its own.
+    """
     rows, _, D = q.shape
     context, kv_heads, _ = keys.shape
     # Query heads by the kv head that they share: [Hkv, group · rows, D].
@@ -291,7 +302,8 @@ def attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
     if how.softcap:
         scores = softcap(scores, how.softcap)
     query, key = position + np.arange(rows)[:, None], np.arange(context)
-    hidden = (key > query) | (key <= query - how.window) if how.window else key > query
+    after = key > (query if last is None else np.asarray(last)[:, None])
+    hidden = after | (key <= query - how.window) if how.window else after
     scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, rows, context))
     most = scores.max(axis=-1, keepdims=True)
     if how.sinks is not None:

@@ -13,7 +13,7 @@ from ..errors import InputError, RouteError
 from ..gpu.caps import DeviceCaps
 from .route import Dims, LaunchList, Route, over_limits
 
-FAMILIES = ("norm", "linear", "experts", "attention", "recurrent", "pointwise", "sampling")
+FAMILIES = ("norm", "linear", "experts", "attention", "recurrent", "pointwise", "vision", "sampling")
 
 
 @lru_cache(maxsize=1)

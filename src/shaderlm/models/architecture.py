@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import ModelError
-from ..graph.batch import RUN_ROWS
+from ..graph.batch import IMAGE_WORDS, RUN_ROWS
 from ..graph.graph import Builder, Graph, TensorSlice
 from .config import (
     EMBEDDING,
@@ -19,6 +19,7 @@ from .config import (
     Config,
     Experts,
     FfnInput,
+    ImageRows,
     Layer,
     Metadata,
     Mixer,
@@ -305,6 +306,7 @@ class _Build:
         self.model = config  # `config` has the sizes of the layer that is being made
         self.batch = {"batch": "batch"} if batch else {}
         self.head_norms = architecture.normalises_heads(config)
+        self.images: ImageRows | None = None  # of a step that has such rows
 
     def _stored(self, name: str, *shape: int) -> str:
         """A tensor of the checkpoint, all of it."""
@@ -383,6 +385,13 @@ class _Build:
         for name, rope in config.ropes.items():
             self.b.tensor(name, 1, rope.rotary // 2, 2, role="table")
         x = self._embedded()
+        images = self.images = config.images if step.images else None
+        levels = images.levels if images and not step.decode else 0  # rows that decode have no features
+        if images and (levels or images.axes):
+            self.b.tensor("image_rows", step.tokens, IMAGE_WORDS, role="input", format="u32")
+        if images and levels:
+            self.b.tensor("features", 1, images.levels * config.hidden, role="table")
+            x = self._with_features("embedding", "embedding.features", x, 0)
         layer_inputs = LayerInputs(self.b, config, self.tokens, self.batch)
         inputs = layer_inputs.all_layers(x) if config.layer_input else None
         scaled = architecture._has_layer_scales(config)
@@ -404,6 +413,7 @@ class _Build:
             y = self._ffn(layer, read, summed, config.experts_of(i))
             # The last of what a layer does gives "hidden", if it is the last layer.
             names = ["ffn_sum", *(["input_sum"] if inputs else []), *(["scaled"] if scaled else [])]
+            names += ["deep"] if i + 1 < levels else []
             outs = iter([f"{layer}.{name}" for name in names[: -1 if last else None]])
             x = self._sum(layer, next(outs, "hidden"), summed, self._added(layer, "post_ffw_norm", y))
             if inputs:
@@ -411,7 +421,30 @@ class _Build:
             if scaled:
                 pair = {"a": x, "b": self._stored(f"{layer}.{LAYER_SCALE}", 1)}
                 x = self._pointwise("mul", layer, next(outs, "hidden"), pair, period=1)
+            if i + 1 < levels:
+                x = self._with_features(layer, next(outs, "hidden"), x, i + 1)
         return self.b.graph(x)
+
+    def _with_features(self, layer: str, out: str, x: str, level: int) -> str:
+        """With the features of images: in place of their rows, or at further levels added to them."""
+        images, width = self.images, self.config.hidden
+        assert images is not None
+        dims = {"tokens": self.tokens, "K": width, "levels": images.levels, "level": level, "add": level > 0}
+        inputs = {"x": x, "features": "features", "image_rows": "image_rows"}
+        self.b.tensor(out, self.tokens, width)
+        self.b.add("put_features", dims, inputs, layer, out=out)
+        return out
+
+    def _row_table(self, table: str) -> str:
+        """The angles of every row of the step, where positions have several axes."""
+        out, rope, sections = f"{table}.rows", self.model.ropes[table], self.model.sections
+        assert sections is not None
+        if out not in self.b.tensors:
+            self.b.tensor(out, self.tokens, rope.rotary // 2, 2)
+            dims = {"tokens": self.tokens, "rotary": rope.rotary, **sections._asdict()}
+            inputs = {"table": table, "batch": "batch", "image_rows": "image_rows"}
+            self.b.add("rope_rows", dims, inputs, "positions", out=out)
+        return out
 
     def _embedded(self) -> str:
         config = self.config
@@ -465,6 +498,9 @@ class _Build:
         dims = {"tokens": tokens, "H": heads, "D": config.head_width, "rotary": rope.rotary}
         inputs = {"x": x, "batch": "batch", "table": table}
         dims["interleaved"] = rope.interleaved or self._makes_pairs(table)
+        if self.images and self.images.axes:
+            self.b.add("rope_by_row", dims, {"x": x, "table": self._row_table(table)}, layer, out=out)
+            return out
         self.b.add("rope", dims, inputs, layer, out=out)
         return out
 
@@ -563,6 +599,10 @@ class _Build:
         dims |= {"scale": config.factors.scores, "window": variant.window, "softcap": config.factors.score_cap}
         dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
         inputs = {"q": q, **caches, "batch": "batch"} | ({"page_table": "page_table"} if step.paged else {})
+        if self.images and self.images.sees_itself and not step.decode:
+            del dims["context"], dims["runs"]
+            self.b.add("attention_reach", dims, {**inputs, "image_rows": "image_rows"}, layer, out=out)
+            return self._linear(layer, "attn_output", out)
         if self.architecture.sinks:
             name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
             inputs["sinks"] = self._stored(name, config.heads)

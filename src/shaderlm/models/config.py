@@ -171,6 +171,28 @@ class Experts:
     mixture: Mixture
 
 
+class Sections(NamedTuple):
+    """How many pairs of a head are rotated by each axis of a position: the axes one after the other, or in turns."""
+
+    temporal: int
+    vertical: int
+    horizontal: int
+    grouped: bool
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """What a model that reads images does with their rows.
+
+    levels: features of a row; those after the first are added after the first layers. sees_itself: rows of an image see
+    all of it. axes: positions in an image are rotated by their row and column.
+    """
+
+    levels: int
+    sees_itself: bool
+    axes: bool
+
+
 @dataclass(frozen=True)
 class Config:
     """The numbers of one checkpoint, and the formats of its tensors as they will lie on the device."""
@@ -199,6 +221,8 @@ class Config:
     conv_kernel: int = 0  # tokens that a short convolution sees, where layers have one
     delta: DeltaRule | None = None
     scan: Scan | None = None
+    sections: Sections | None = None  # of rope, where positions of images have several axes
+    images: ImageRows | None = None  # where the part that reads images is there, too
 
     @property
     def recurrent(self) -> bool:
@@ -249,7 +273,7 @@ class StepSpec(NamedTuple):
 
     `context` is the class of the longest sequence (`graph.batch.CONTEXTS`). `paged`: a table says where the pages of a
     sequence lie; without it the pool holds one sequence, from its first row on. `decode`: every row is of a sequence of
-    its own, so that none belongs to a run.
+    its own, so that none belongs to a run. `images`: there are rows of images, or positions that follow some.
     """
 
     tokens: int
@@ -257,6 +281,7 @@ class StepSpec(NamedTuple):
     cache: str = "f32"
     paged: bool = False
     decode: bool = False
+    images: bool = False
 
 
 class Metadata:

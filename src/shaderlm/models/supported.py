@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ModelError
 from . import gemma4
 from .architecture import GATE_UP, NORMS, QKV, Architecture
-from .config import Config, Factors, Layer, Metadata, Mixture
+from .config import Config, Factors, Layer, Metadata, Mixture, Sections
 from .windows import all_layers, local_layers
 
 # Functions of rows: what further keys say -----------------------------------------------------------------
@@ -136,11 +136,18 @@ def _no_rope(meta: Metadata, config: Config) -> Config:
     return config
 
 
-def _only_text(meta: Metadata, config: Config) -> Config:
-    """Images are not read. Then all dimensions of a position are alike, and no layer adds features of images."""
-    meta.get("rope.dimension_sections")
+def _sections(meta: Metadata, config: Config) -> Config:
+    """Of text, all dimensions of a position are alike. Only images have features that are added to layers."""
     meta.get("n_deepstack_layers")
-    return config
+    value = meta.get("rope.dimension_sections")
+    if value is None:  # then nothing says how images are rotated, and they are refused
+        return config
+    good = isinstance(value, list) and len(value) in (3, 4) and all(type(n) is int and n >= 0 for n in value)
+    if not good or sum(value) != config.rope.rotary // 2 or any(value[3:]):
+        raise meta.wrong("rope.dimension_sections", f"three numbers whose sum is {config.rope.rotary // 2}", value)
+    temporal, vertical, horizontal = value[:3]
+    grouped = config.architecture == "qwen2vl"
+    return replace(config, sections=Sections(temporal, vertical, horizontal, grouped))
 
 
 def _qwen35(meta: Metadata, config: Config) -> Config:
@@ -360,7 +367,7 @@ _ROWS = (
     # Qwen1.5 and Qwen2 with experts: a mixture whose factors stay as they are, and a gated network for all rows.
     Architecture("qwen2moe", mixture=Mixture(normalise=False, shared="gated")),
     # The text of Qwen2-VL and Qwen2.5-VL: as qwen2.
-    Architecture("qwen2vl", biases=_ATTENTION, finalize_config=_only_text),
+    Architecture("qwen2vl", biases=_ATTENTION, finalize_config=_sections),
     # Qwen3: heads of queries and keys have norms. They are as wide as the metadata says (128), whatever hidden / heads.
     Architecture("qwen3", head_norms=True),
     # The text of Qwen3.5, dense and with experts: the gated delta rule, and in every fourth layer gated attention.
@@ -372,8 +379,8 @@ _ROWS = (
     # Qwen3 with experts: every feed-forward network is a mixture whose factors add up to 1.
     Architecture("qwen3moe", head_norms=True, mixture=Mixture()),
     # The text of Qwen3-VL, as qwen3 and qwen3moe.
-    Architecture("qwen3vl", head_norms=True, finalize_config=_only_text),
-    Architecture("qwen3vlmoe", head_norms=True, mixture=Mixture(), finalize_config=_only_text),
+    Architecture("qwen3vl", head_norms=True, finalize_config=_sections),
+    Architecture("qwen3vlmoe", head_norms=True, mixture=Mixture(), finalize_config=_sections),
     # Seed-OSS: as qwen2, and files call the norm before the feed-forward network post_attention_norm.
     Architecture("seed_oss", ffn_norm="post_attention_norm", biases=_ATTENTION),
     # SmolLM3: as llama.

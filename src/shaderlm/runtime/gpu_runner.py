@@ -107,6 +107,8 @@ class GpuDecode(DecodeBatch):
         records, outputs = runner._records(self._parts), runner._outputs(self._parts)
         runner.written_by = None
         runner.write_batch(padded_batch(records, self._keys[0].tokens, len(outputs)), outputs, self._adjusted)
+        if self._keys[0].images:  # shifts of positions, which stay as the records move on
+            runner.write_images(self._parts)
         runner.written_by = self
         runner._end_histories(self._parts)
 
@@ -116,7 +118,7 @@ class GpuDecode(DecodeBatch):
         width = runner.config.head_width
         keys, rows = max(sequence.length for sequence in self._sequences) + 1, len(self._parts)
         paged = runner.step_rows(rows, decode=True) > 1 or not self._sequences[0].contiguous
-        step = runner.step_of(rows, keys, decode=True, paged=paged)
+        step = runner.step_of(rows, keys, decode=True, paged=paged, images=runner.has_images(self._parts))
         plans = (step, runner.head(step.tokens, step.tokens, self._kind, paged))
         programs = runner.bound_all(plans)
         region = runner.token_region(self._requests)

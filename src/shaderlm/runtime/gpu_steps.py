@@ -190,6 +190,8 @@ class GpuSteps(Runner):
         steps += [StepSpec(1, context, self.cache) for context in CONTEXTS]
         decoded = [tokens for tokens in tokens_of if self._has_decode_plan(tokens)]
         steps += [StepSpec(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
+        if self.config.images is not None:
+            steps += [step._replace(images=True) for step in steps]
         kinds = ("greedy", "sample", "adjusted", "logits", "hidden", "scores")
         rows = buckets(self.max_outputs)
         heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
@@ -448,7 +450,10 @@ class GpuSteps(Runner):
         decode, kind, gives = is_decode_step(parts), head_kind(parts), {part.gives for part in parts}
         if self.config.recurrent:  # whose plans of decode rows take each row for another sequence
             decode = decode and all(part.rows == 1 for part in parts)
-        step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
+        images = self.has_images(parts)
+        step, rows = self.step_of(len(records), keys, decode, images=images), self.step_rows(len(outputs), decode)
+        if images:
+            self.write_images(parts)
         plans: list[StepSpec | Head] = [step]
         if "hidden" in gives:  # first: a sampler moves the records on
             plans.append(self.head(rows, step.tokens, "hidden"))
@@ -508,10 +513,10 @@ class GpuSteps(Runner):
         """What is read back from `token_region`."""
         return Tokens(lambda: pending.wait().view(np.uint32), requests)
 
-    def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> StepSpec:
+    def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True, *, images: bool = False) -> StepSpec:
         """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
         tokens, context = self.step_rows(rows, decode), self.step_context(keys, decode)
-        return StepSpec(tokens, context, self.cache, paged, decode and self._has_decode_plan(tokens))
+        return StepSpec(tokens, context, self.cache, paged, decode and self._has_decode_plan(tokens), images)
 
     def _has_decode_plan(self, tokens: int) -> bool:
         """Do decode rows have a plan of their own? Among fewer rows there is no run in any step."""
@@ -540,6 +545,13 @@ class GpuSteps(Runner):
         if changes is not None:
             for name, array in (("adjustments", changes.records), ("biases", changes.biases), ("masks", changes.masks)):
                 self.device.write(self._buffers[name], array.view(np.uint32))
+
+    def write_images(self, parts: Sequence[SequenceChunk]) -> None:
+        """The records of rows of images, and their features, in the order of submissions."""
+        records, features = self._image_rows(parts)
+        self.device.write(self._buffers["image_rows"], records)
+        if features.size:
+            self.device.write(self._buffers["features"], features)
 
     def token_region(self, requests: Sequence[LogprobRequest] | None) -> tuple[Buffer, int]:
         """Where the tokens of a step lie: a buffer, and how many of its bytes.

@@ -107,7 +107,11 @@ class NumpyRunner(Runner):
 
     def graph_of(self, tokens: int) -> Graph:
         """The graph of so many rows, kept for the next time; a few of them."""
-        return self._graph(("step", tokens), lambda: self.graph(StepSpec(tokens, cache=self.cache, paged=True))[0])
+        return self._graph(("step", tokens), lambda: self.graph(self._step_spec(tokens))[0])
+
+    def _step_spec(self, tokens: int) -> StepSpec:
+        """One graph for all steps of so many rows: without images their records are zeros."""
+        return StepSpec(tokens, cache=self.cache, paged=True, images=self.config.images is not None)
 
     def head_of(self, rows: int, tokens: int, *, logits: bool = True) -> Graph:
         """The graph from hidden states to logits, or to the output norm; kept too."""
@@ -218,6 +222,8 @@ class NumpyRunner(Runner):
             **self._tables,
             "outputs": outputs,
         }
+        if self.config.images:
+            values["image_rows"], values["features"] = self._image_rows(parts)
         gives = {part.gives for part in parts}
         # A BLAS adds up in another order for another number of rows: rows that must not depend on others run alone.
         alone = self.deterministic and is_decode_step(parts)
@@ -243,8 +249,13 @@ class NumpyRunner(Runner):
         records = values["batch"][1:]
         if together == rows:
             return self._run_layers(values, rows)
-        batches = [padded_batch(records[i : i + together], together, 0) for i in range(0, rows, together)]
-        return np.concatenate([self._run_layers({**values, "batch": batch}, together) for batch in batches])
+        hidden = []
+        for i in range(0, rows, together):
+            some = {**values, "batch": padded_batch(records[i : i + together], together, 0)}
+            if "image_rows" in values:
+                some["image_rows"] = values["image_rows"][i : i + together]
+            hidden.append(self._run_layers(some, together))
+        return np.concatenate(hidden)
 
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
         return np.asarray(interpret.run(self.graph_of(rows), values)["hidden"])

@@ -39,6 +39,7 @@ class KvSequence:
     length: int = 0
     freed: bool = False
     has_history: bool = False  # its tokens are counted, for penalties
+    shift: int = 0  # of the positions of its next rows, where images came before them
     expected: int | None = None  # positions that it has at its end, at most, where that is known
 
     @property

@@ -31,6 +31,7 @@ from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
 from .cache_share import LEAST_PAGES, free_memory, share_of
+from .image_rows import ImageChunk, step_rows, text_records
 from .pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved
 from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
 from .sampler_settings import GREEDY, SamplerSettings
@@ -56,6 +57,7 @@ class SequenceChunk(NamedTuple):
     scores: RowScores | None = None  # beside what the last row gives
     drafted: Sequence[SamplerSettings] = ()  # of "tokens": of the rows after the first
     places: Sequence[int] = ()  # and where their tokens go: slots that no sequence has
+    images: ImageChunk | None = None  # of its rows, where its prompt has some
 
     @property
     def rows(self) -> int:
@@ -769,6 +771,19 @@ class Runner(ABC):
         if singles:
             records[singles] = np.array(words, np.uint32).reshape(-1, 4)
         return records
+
+    def has_images(self, parts: Sequence[SequenceChunk]) -> bool:
+        """Are there rows of images in a step, or positions that follow some?"""
+        if self.config.images is None:
+            return False
+        return any(part.sequence.shift if part.images is None else part.images.records.any() for part in parts)
+
+    def _image_rows(self, parts: Sequence[SequenceChunk]) -> tuple[U32, F32]:
+        """The records of images of a step's rows, and the features that they name."""
+        none = np.zeros((0, 0), np.float32)
+        return step_rows(
+            [part.images or ImageChunk(text_records(part.rows, part.sequence.shift), none) for part in parts]
+        )
 
     def _outputs(self, parts: Sequence[SequenceChunk]) -> NDArray[Any]:
         """The records of a step's outputs."""

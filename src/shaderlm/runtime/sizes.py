@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..compile.plan import NONE, BufferSpec, Plan
 from ..errors import DeviceError
 from ..gpu.caps import DeviceCaps, size
-from ..graph.batch import PAGE
+from ..graph.batch import IMAGE_WORDS, PAGE
 from ..models.config import Config
 from .pages import MAX_SEQUENCES, pages_for, table_stride
 from .runner import FIRST_PAGES, MAX_OUTPUTS
@@ -63,8 +63,13 @@ def pages_of(tokens: int) -> int:
 
 def input_sizes(config: Config, caps: DeviceCaps) -> dict[str, int]:
     """Bytes of what every step reads beside weights, keys and values, by the names in plans."""
-    tokens = max_tokens(config, caps)
+    tokens, images = max_tokens(config, caps), config.images
+    of_images = {
+        "image_rows": 4 * IMAGE_WORDS * tokens,
+        "features": 4 * tokens * images.levels * config.hidden if images else 0,
+    }
     return {
+        **(of_images if images else {}),
         NONE: 16,
         "batch": 16 * (1 + tokens),
         "outputs": 32 * max_outputs(config, caps),

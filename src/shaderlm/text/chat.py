@@ -23,6 +23,7 @@ from .json_size import check_json_size
 from .told_form import messages_with_calls, told_form
 from .tools import messages_with_tools
 
+IMAGE: Mapping[str, Any] = {"type": "image"}  # the part of a content that stands for an image
 ROLES = ("system", "user", "assistant", "tool")
 _THINKING = "enable_thinking"  # what most templates call it
 _MAX_PROBLEM_BYTES = 4096  # of an answer that is no prompt
@@ -130,12 +131,16 @@ class ChatTemplate:
         elif form is not None and form.told:
             conversation = messages_with_calls(conversation, form)
         end = ""
+        if continue_final_message and isinstance(conversation[-1].get("content"), list):
+            raise InputError("chat: a last message with images cannot be continued")
         if continue_final_message:
             end = _unused_character([conversation, mark])
             conversation = [
                 *conversation[:-1],
                 {**conversation[-1], "content": (conversation[-1].get("content") or "") + end},
             ]
+        if any(isinstance(each.get("content"), list) for each in conversation) and self._wants_parts:
+            conversation = [_in_parts(each) for each in conversation]
         variables = {
             **self._variables(tools),
             **(kwargs or {}),
@@ -156,6 +161,15 @@ class ChatTemplate:
         if variables["add_generation_prompt"] and variables.get(_THINKING) is False:
             text += self._end_of_thought(text)
         return text, mark
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Does the template show a content only if it comes in parts?"""
+        message = {"role": "user", "content": "qztext"}
+        try:
+            return "qztext" not in self._ask({**self._variables(None), "messages": [message]})
+        except (_FailedError, InputError):
+            return True
 
     def _end_of_thought(self, prompt: str) -> str:
         """What ends a thought before it begins, where the template does not do so."""
@@ -271,14 +285,19 @@ def join_parts(parts: Iterable[str]) -> str:
 
 
 def content_text(content: Any, where: str = "a message") -> Any:
-    """A content in parts, as OpenAI writes it, as one text. Everything else is left as it is."""
+    """A content in parts, as OpenAI writes it, as one text; with images, as parts. Everything else is left as it is."""
     if not isinstance(content, (list, tuple)):
         return content
+    has_images = any(part == IMAGE for part in content)
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if part == IMAGE:
+            continue
         if kind != "text" or not isinstance(part.get("text"), str):
             expected = '{"type": "text", "text": …}; models take text alone'
             raise InputError(f"chat: a part of the content of {where} must be {expected}, got {reprlib.repr(part)}")
+    if has_images:
+        return [part if part == IMAGE else {"type": "text", "text": part["text"]} for part in content]
     return join_parts(part["text"] for part in content)
 
 
@@ -295,11 +314,16 @@ def _text_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[st
             role = message.get("role") if isinstance(message, Mapping) else type(message).__name__
             raise InputError(f"chat: message {i} must have a role of {', '.join(ROLES)}; got {role!r}")
         content = content_text(message.get("content"), f"message {i}")
-        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
             raise InputError(f"chat: message {i} must have a content that is a str, got {content!r}")
         _check_calls(i, message.get("tool_calls"))
         checked.append(message if content is message.get("content") else {**message, "content": content})
     return checked
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _check_calls(i: int, calls: Any) -> None:

@@ -85,6 +85,21 @@ _QWEN2VL = ModelType(
     harmless=dict.fromkeys((*_IMAGE_KEYS, *(f"{name}_token_id" for name in _QWEN_TOKENS)), _IMAGES),
     **{**_TEXT_INSIDE, "ignored": r"(model\.)?visual\."},
 )
+_SMOLVLM = ModelType(
+    "llama",
+    pairs=True,
+    harmless={
+        **dict.fromkeys((*_IMAGE_KEYS, "scale_factor"), _IMAGES),
+        "_pad_token_id": "padding is not run",
+        **dict.fromkeys(("is_llama_config", "transformers.js_config"), "for other programs"),
+        "neftune_noise_alpha": "for training",
+        **dict.fromkeys(("perceiver_config", "pixel_shuffle_factor"), _IMAGES),
+    },
+    neutral=dict.fromkeys(("qk_layer_norms", "rope_interleaved", "use_resampler"), (None, False)),
+    nested="text_config",
+    renames=((r"^model\.text_model\.", "model."),),
+    ignored=r"model\.(vision_model|connector)\.",
+)
 _GEMMA3 = ModelType(
     "gemma3",
     norm_offset=1.0,
@@ -524,6 +539,8 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         neutral={"norm_topk_prob": (True,)},
         layer=_QWEN_EXPERTS,
     ),
+    "smolvlm": _SMOLVLM,
+    "idefics3": _SMOLVLM,
     "qwen2_vl": _QWEN2VL,
     "qwen2_5_vl": _QWEN2VL,
     "qwen3_vl": replace(_QWEN2VL, architecture="qwen3vl", theta=None, defaults={"head_dim": 128}),

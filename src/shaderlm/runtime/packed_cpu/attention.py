@@ -6,7 +6,7 @@ sums of vectors as they lie, and so are the sums of values.
 
 from __future__ import annotations
 
-from ...graph.batch import NONE, PAGE, RUN
+from ...graph.batch import IMAGE_WORDS, NONE, PAGE, REACH, RUN
 from .elementwise import exponential, tanh
 from .ir import F16, F32, I32, I64, PTR, Function, Module, Value, vector
 from .threads import BATCH, PAGE_TABLE, ROWS, argument, define
@@ -48,7 +48,7 @@ def write_kernel(half: bool) -> str:
     return module.text()
 
 
-ATTENTION = ("q", "keys", "values", "sinks", "out", "Hq", "group", "window", "scale", "cap")
+ATTENTION = ("q", "keys", "values", "sinks", "out", "Hq", "group", "window", "scale", "cap", "image_rows")
 
 
 def tile_rows(width: int) -> int:
@@ -56,8 +56,11 @@ def tile_rows(width: int) -> int:
     return 4 if width <= 64 else 2
 
 
-def attention_kernel(width: int, half: bool) -> str:
-    """The op attention. A chunk is some rows and a head; pages are read one after the other."""
+def attention_kernel(width: int, half: bool, reach: bool = False) -> str:
+    """The op attention. A chunk is some rows and a head; pages are read one after the other.
+
+    reach: attention_reach. Rows of an image see keys after their own.
+    """
     module = Module()
     f, op, chunk, step = define(module, "attention")
     heads = argument(f, op, ATTENTION.index("Hq"))
@@ -75,12 +78,12 @@ def attention_kernel(width: int, half: bool) -> str:
         f.run("attend_tile", op, first, head, step)
     with f.when(alone), f.loop(first, last + 1) as row:
         f.run("attend_one", op, row, head, step)
-    _attend(module, "attend_tile", width, half, count, PAGE // 2)
-    _attend(module, "attend_one", width, half, 1, PAGE)
+    _attend(module, "attend_tile", width, half, count, PAGE // 2, reach)
+    _attend(module, "attend_one", width, half, 1, PAGE, reach)
     return module.text()
 
 
-def _attend(module: Module, name: str, width: int, half: bool, count: int, together: int) -> None:
+def _attend(module: Module, name: str, width: int, half: bool, count: int, together: int, reach: bool) -> None:
     """`count` rows at consecutive positions of a sequence; `together` keys at a time."""
     f = module.function(name, PTR, I64, I64, PTR)
     op, row, head, step = f.parameters
@@ -99,6 +102,14 @@ def _attend(module: Module, name: str, width: int, half: bool, count: int, toget
         return f.select(windowed, f.select(own.compare("uge", window), own - window + 1, 0, I64), 0, I64)
 
     firsts = [first_key(c) for c in range(count)]
+    lasts = [position + c for c in range(count)]
+    if reach:
+        image_rows = argument(f, op, ATTENTION.index("image_rows"), PTR)
+        reaches = [image_rows.load(I32, (row + c) * IMAGE_WORDS + REACH).convert("zext", I64) for c in range(count)]
+        lasts = [last + more for last, more in zip(lasts, reaches, strict=True)]
+    end_key = lasts[0]
+    for last in lasts[1:]:
+        end_key = f.intrinsic("smax", end_key, last) if reach else last
     pieces = _pieces(width)
     sums = [[f.variable(vector(lanes, F32), 0.0) for _, lanes in pieces] for _ in range(count)]
     most = [f.variable(F32, _HIDDEN) for _ in range(count)]
@@ -113,7 +124,7 @@ def _attend(module: Module, name: str, width: int, half: bool, count: int, toget
     numbers = f.emit(
         vector(_LANES, I32), f"add <16 x i32> zeroinitializer, <{', '.join(f'i32 {i}' for i in range(16))}>"
     )
-    with f.loop(firsts[0] // together, (position + (count - 1)) // together + 1) as number:
+    with f.loop(firsts[0] // together, end_key // together + 1) as number:
         here = number * together  # the first of these keys
         page = table.load(I32, here // PAGE).convert("zext", I64)
         block = (page * (heads // group) + head // group) * (width * PAGE)
@@ -131,7 +142,7 @@ def _attend(module: Module, name: str, width: int, half: bool, count: int, toget
                 caps = f.splat(cap, _LANES)
                 for each in scores[c]:
                     each.set(tanh(f, each.value / caps) * caps)
-            high = f.splat((position + c - here).convert("trunc", I32), _LANES)
+            high = f.splat((lasts[c] - here).convert("trunc", I32), _LANES)
             low = f.splat((firsts[c] - here).convert("trunc", I32), _LANES)
             largest: Value = f.splat(most[c].value, _LANES)
             seen = []
@@ -154,7 +165,7 @@ def _attend(module: Module, name: str, width: int, half: bool, count: int, toget
                 each.set(each.value * f.splat(keep, each.value.lanes))
         # Values of keys that a row sees: others may be no numbers.
         low_key = f.intrinsic("smax", firsts[0] - here, f.value(0, I64))
-        end = f.intrinsic("smin", position + count - here, f.value(together, I64))
+        end = f.intrinsic("smin", end_key + 1 - here, f.value(together, I64))
         with f.loop(low_key, end) as k:
             weights = [each.load(F32, k) for each in shares]
             for i, (first, lanes) in enumerate(pieces):

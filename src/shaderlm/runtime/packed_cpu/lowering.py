@@ -258,13 +258,14 @@ def _kv_write(t: Lowered, node: Node, _: Node | None) -> None:
 
 def _attention(t: Lowered, node: Node, _: Node | None) -> None:
     d, q, keys, out = node.dims, node.inputs["q"], node.inputs["k_cache"], t.hidden(node.out)
-    sinks = t.vector(node.inputs["sinks"]) if d["sinks"] else None
+    sinks = t.vector(node.inputs["sinks"]) if d.get("sinks") else None
+    reach = (True,) if node.op == "attention_reach" else ()
     scale = 1 / math.sqrt(d["D"]) if d["scale"] is None else d["scale"]
-    kernel = Kernel("attention", attention.attention_kernel, (d["D"], d["cache"] == "f16"))
+    kernel = Kernel("attention", attention.attention_kernel, (d["D"], d["cache"] == "f16", *reach))
     sizes = (d["Hq"], d["Hq"] // d["Hkv"], d["window"], bits_of(scale), bits_of(d["softcap"]))
     t.add(
         kernel,
-        (q, keys, node.inputs["v_cache"], sinks, out, *sizes),
+        (q, keys, node.inputs["v_cache"], sinks, out, *sizes, node.inputs.get("image_rows")),
         (q, keys),
         out,
         chunks=d["Hq"],
@@ -281,6 +282,7 @@ _LOWERINGS: Mapping[str, Callable[[Lowered, Node, Node | None], None]] = {
     "add_gated": _add_gated,
     "kv_write": _kv_write,
     "attention": _attention,
+    "attention_reach": _attention,
     **dict.fromkeys(elementwise.PAIRS, _pair),
     **dict.fromkeys(elementwise.SINGLES, _single),
 }

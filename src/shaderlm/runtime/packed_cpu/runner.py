@@ -81,7 +81,9 @@ class PackedRunner(NumpyRunner):
 
     def _run_layers(self, values: dict[str, Any], rows: int) -> F32:
         self.check_device()
-        arrays = {name: values[name] for name in (*self._pools, *self.config.ropes)}
+        images = self.config.images
+        rows_of_images = ("image_rows",) if images and images.sees_itself else ()
+        arrays = {name: values[name] for name in (*self._pools, *self.config.ropes, *rows_of_images)}
         return self._body.run(rows, values, arrays, lambda: self.graph_of(rows))["hidden"].copy()
 
     def _run_head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:

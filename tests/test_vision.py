@@ -1,0 +1,221 @@
+"""Models that see: what `transformers` gives for them, from folders and from GGUF files, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.engine import LanguageModel
+from shaderlm.engine.loading import load_with
+from shaderlm.errors import InputError
+from shaderlm.formats.vision_files import VisionFile, open_folder_tower, open_mmproj
+from shaderlm.models.vision import Tower, read_tower
+from shaderlm.runtime.tower import NumpyTower, TowerSource
+from shaderlm.vision import open_picture
+
+from .vision_oracles import IMAGE_TOKENS, NAMES, SOURCES, VisionOracle
+
+pytest.importorskip("PIL", reason="Pillow is in the extra `vision`")
+pytestmark = pytest.mark.xdist_group("test_vision")
+_GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+# What a feature may be off by. The projector of Gemma 3 is f16 in GGUF files.
+_ERRORS = {("gemma3-vision", "model.gguf"): 2e-3}
+
+
+def _open(oracle: VisionOracle, source: str) -> tuple[VisionFile, Tower]:
+    file = open_folder_tower(oracle.folder / "hf") if source == "hf" else open_mmproj(oracle.folder / "mmproj.gguf")
+    assert file is not None
+    formats = dict.fromkeys(file.shapes, "f32")
+    return file, read_tower(file.metadata, file.shapes, formats, IMAGE_TOKENS.get(oracle.folder.name))
+
+
+def _messages(oracle: VisionOracle, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a case, with its pictures."""
+    pictures, messages = iter(oracle.pictures(case)), deepcopy(case["messages"])
+    for message in messages:
+        for part in message["content"]:
+            if part["type"] == "image":
+                part["image"] = next(pictures)
+    return list(messages)
+
+
+def _load(oracle: VisionOracle, source: str, device: Any, **options: Any) -> LanguageModel:
+    tokens = IMAGE_TOKENS.get(oracle.folder.name)
+    return load_with(oracle.folder / source, device=device, precision="exact", image_tokens=tokens, **options)
+
+
+@pytest.mark.parametrize(("name", "source"), SOURCES)
+def test_pixels_and_features(name: str, source: str, vision_oracles: dict[str, VisionOracle]) -> None:
+    """Pixels are those of the processor to the bit, of features the first and last are compared for all pictures."""
+    oracle = vision_oracles[name]
+    file, tower = _open(oracle, source)
+    runner = NumpyTower(tower, TowerSource(file, tower))
+    for number, case in enumerate(oracle.cases):
+        pictures = [open_picture(path) for path in oracle.pictures(case)]
+        layouts = [tower.processor.layout(each.width, each.height) for each in pictures]
+        rows = [runner.patches(picture.pixels, each) for picture, each in zip(pictures, layouts, strict=True)]
+        made = np.concatenate([runner.features(*each) for each in zip(rows, layouts, strict=True)])
+        wanted = oracle.arrays[f"features-{number}"]
+        assert np.abs(made[:, : wanted.shape[1]] - wanted).max() < _ERRORS.get((name, source), 1e-5)
+        moments = 2 if name == "qwen3vl" else 1  # a picture is the same twice
+        total = case["pixel_values"]["sum"] / moments
+        assert abs(sum(float(each.astype(np.float64).sum()) for each in rows) - total) < 1e-2
+        if (pixels := oracle.arrays.get(f"pixels-{number}")) is not None:
+            width = 3 * tower.patch**2
+            np.testing.assert_allclose(rows[0][:, :width], _in_patches(pixels, tower), atol=1e-6)
+    file.close()
+
+
+def _in_patches(pixels: Any, tower: Tower) -> Any:
+    """What the processor gives, as rows of patches."""
+    if pixels.ndim == 2:  # of two moments
+        return pixels.reshape(len(pixels), 3, 2, -1)[:, :, 0].reshape(len(pixels), -1)
+    m, p = tower.merge, tower.patch
+    tiles = pixels.reshape(-1, 3, *pixels.shape[-2:])
+    grid = tiles.shape[-1] // p // m
+    cut = tiles.reshape(len(tiles), 3, grid, m, p, grid, m, p).transpose(0, 2, 5, 3, 6, 1, 4, 7)
+    return cut.reshape(-1, 3 * p * p)
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids="-".join)
+def seeing(request: pytest.FixtureRequest, vision_oracles: dict[str, VisionOracle]) -> Iterator[tuple[Any, Any]]:
+    """An oracle, and its model in NumPy."""
+    name, source = request.param
+    with _load(vision_oracles[name], source, "numpy") as model:
+        yield vision_oracles[name], model
+
+
+def test_greedy_ids(seeing: tuple[VisionOracle, LanguageModel]) -> None:
+    """Prompts have the ids of the processor; what follows them is the same, again from the cache, and all at once."""
+    oracle, model = seeing
+    conversations = [_messages(oracle, case) for case in oracle.cases]
+    alone = [model.chat(messages, **_GREEDY) for messages in conversations]
+    for case, first in zip(oracle.cases, alone, strict=True):
+        assert first.prompt_ids == case["ids"]
+        assert first.ids == case["greedy"]
+    model.chat(conversations[0], **_GREEDY)  # others took the place of its pages
+    again = model.engine.submit(model.chat_request(conversations[0], **_GREEDY))
+    again.result()
+    assert again.usage.cached_tokens == len(oracle.cases[0]["ids"]) - 1
+    assert again.usage.image_tokens == oracle.cases[0]["features"]["shape"][0]
+    text = [{"role": "user", "content": "what is in the street?"}]
+    plain = model.chat(text, **_GREEDY)
+    together = model.chat([text, *conversations], cache_prompt=False, **_GREEDY)
+    assert [each.ids for each in together] == [plain.ids, *(each.ids for each in alone)]
+
+
+def test_logits(vision_oracles: dict[str, VisionOracle]) -> None:
+    """The last row of every prompt, whatever the chunks that it is read in."""
+    for name in NAMES:
+        oracle = vision_oracles[name]
+        with _load(oracle, "hf", "numpy") as model:
+            for chunk in (512, 7):
+                options = replace(model.engine.options, chunk_tokens=chunk)
+                model.engine.configure(options)
+                for number, case in enumerate(oracle.cases[:3]):
+                    request = model.chat_request(_messages(oracle, case), max_tokens=1, cache_prompt=False)
+                    handle = model.engine.submit(replace(request, output="logits", first_row=len(case["ids"]) - 1))
+                    handle.result()
+                    assert handle.logits is not None
+                    np.testing.assert_allclose(handle.logits[-1], oracle.logits[number], atol=2e-4)
+
+
+def test_another_picture_is_not_in_the_cache(seeing: tuple[VisionOracle, LanguageModel]) -> None:
+    """The same prompt with another picture of the same size begins alike up to the picture, and not further."""
+    _, model = seeing
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    answers, cached = [], []
+    for value in (0, 200, 0):
+        pixels[:] = value
+        content = [{"type": "image", "image": pixels}, {"type": "text", "text": "what is it?"}]
+        handle = model.engine.submit(model.chat_request([{"role": "user", "content": content}], **_GREEDY))
+        completion = handle.result()
+        assert completion is not None
+        answers.append(completion.ids)
+        cached.append(handle.usage.cached_tokens)
+    assert answers[0] == answers[2]
+    token = model.vision.token if model.vision is not None else 0
+    ids = model.chat_ids([{"role": "user", "content": content}])
+    assert cached[1] <= ids.index(token)
+    assert cached[2] == len(ids) - 1
+
+
+def test_what_is_refused(seeing: tuple[VisionOracle, LanguageModel]) -> None:
+    """Tokens of images without images, parts that are no images, damaged pictures, last messages with images."""
+    oracle, model = seeing
+    case = oracle.cases[0]
+    for call in (model.generate, model.score, model.embed, model.logits):
+        with pytest.raises(InputError, match="stand for images"):
+            call(case["ids"])
+    for part, words in (
+        ({"type": "image"}, "must be"),
+        ({"type": "image", "image": b"GIF89a"}, "damaged"),
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "data URL"),
+        ({"type": "image_url", "image_url": "/etc/hostname"}, "data URL"),
+        ({"type": "audio"}, "models take text alone"),
+    ):
+        with pytest.raises(InputError, match=words):
+            model.chat([{"role": "user", "content": [part]}], max_tokens=1)
+    assert model.vision is not None
+    text = f"see {model.vision.processor.placeholder} there"
+    content = [*_messages(oracle, case)[0]["content"], {"type": "text", "text": text}]
+    with pytest.raises(InputError, match="2 places for images"):
+        model.chat([{"role": "user", "content": content}], max_tokens=1, parse_special=True)
+    model.chat([{"role": "user", "content": content}], max_tokens=1)  # plain text
+
+
+def test_without_the_part_that_reads_images(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:
+    """Text is read as before; images and their tokens are refused by name."""
+    oracle = vision_oracles["qwen3vl"]
+    with _load(oracle, "hf", "numpy", vision=False) as model:
+        assert model.vision is None
+        with pytest.raises(InputError, match="does not read images"):
+            model.chat(_messages(oracle, oracle.cases[0]), max_tokens=1)
+        with pytest.raises(InputError, match="stand for images"):
+            model.generate(oracle.cases[0]["ids"], max_tokens=1)
+    alone = tmp_path / "model.gguf"
+    alone.write_bytes((oracle.folder / "model.gguf").read_bytes())
+    with load_with(alone, device="numpy") as model:
+        assert model.vision is None
+    with pytest.raises(InputError, match="path of a file"):
+        load_with(alone, device="numpy", mmproj=tmp_path / "none.gguf")
+    with load_with(alone, device="numpy", mmproj=oracle.folder / "mmproj.gguf", image_tokens=(4, 16)) as model:
+        case = oracle.cases[0]
+        assert model.chat(_messages(oracle, case), **_GREEDY).ids == case["greedy"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_weights(name: str, vision_oracles: dict[str, VisionOracle]) -> None:
+    """The kernels of the CPU."""
+    pytest.importorskip("llvmlite", reason="llvmlite is in the extra `cpu`")
+    oracle = vision_oracles[name]
+    with _load(oracle, "hf", "cpu") as model:
+        for case in oracle.cases[3:5]:
+            assert model.chat(_messages(oracle, case), **_GREEDY).ids == case["greedy"]
+
+
+@pytest.mark.parametrize(("name", "source"), SOURCES)
+def test_on_a_device(name: str, source: str, vision_oracles: dict[str, VisionOracle], device: Any) -> None:
+    """Greedy ids, alone and together with text; features are those of NumPy."""
+    oracle = vision_oracles[name]
+    with _load(oracle, source, device, cache="f32") as model:
+        conversations = [_messages(oracle, case) for case in oracle.cases]
+        wanted = [case["greedy"] for case in oracle.cases]
+        assert [each.ids for each in model.chat(conversations, cache_prompt=False, **_GREEDY)] == wanted
+        text = [{"role": "user", "content": "what is in the street?"}]
+        plain = model.chat(text, **_GREEDY).ids
+        together = model.chat([text, *conversations[:2]], cache_prompt=False, **_GREEDY)
+        assert [each.ids for each in together] == [plain, *wanted[:2]]
+        assert model.vision is not None
+        for number, case in enumerate(oracle.cases[:4]):
+            (picture,) = (open_picture(path) for path in oracle.pictures(case))
+            layout = model.vision.processor.layout(picture.width, picture.height)
+            made = model.vision.runner.encode(picture.pixels, layout)
+            wide = oracle.arrays[f"features-{number}"]
+            assert np.abs(made[:, : wide.shape[1]] - wide).max() < 2e-3
