@@ -313,7 +313,7 @@ CASES: list[Case] = [
     *_cases(
         "slice_gated_delta_rule",
         "tokens Hk Hv Dk Dv grouped single alpha_first beta_first stride",
-        [(40, 2, 6, 24, 40, True), (100, 1, 2, 64, 20, False, False, 5, 1, 9), (5, 2, 2, 32, 12, False, True, 2, 0, 4)],
+        [(40, 2, 6, 24, 40, True), (141, 1, 2, 64, 20, False, False, 5, 1, 9), (5, 2, 2, 32, 12, False, True, 2, 0, 4)],
     ),
     *_cases(
         "short_conv_gated_delta_rule",

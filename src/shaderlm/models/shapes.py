@@ -158,6 +158,10 @@ _MAMBA2: dict[str, Any] = {
     "ssm.time_step_rank": 80,
     "ssm.inner_size": 5120,
 }
+_LFM2: dict[str, Any] = {
+    "shortconv.l_cache": 3,
+    "attention.head_count_kv": [8 * (i in (2, 5, 8, 10, 12, 14)) for i in range(16)],
+}
 # Of the form of E4B: five of six layers have a window, and the last 18 read the keys and values of others.
 _GEMMA4: dict[str, Any] = {
     "attention.key_length_swa": 256,
@@ -253,6 +257,17 @@ SYNTHETIC = MODELS | {
             architecture="mamba2",
             context=1 << 20,
             further=_MAMBA2,
+        ),
+        # Of the size of LFM2-1.2B: six of 16 layers attend.
+        ModelShape(
+            "lfm2-1.2b",
+            *(16, 2048, 32, 8, 64, 8192, 65536),
+            tied=True,
+            architecture="lfm2",
+            context=128_000,
+            eps=1e-5,
+            theta=1e6,
+            further=_LFM2,
         ),
         ModelShape(
             "gpt-oss-20b",

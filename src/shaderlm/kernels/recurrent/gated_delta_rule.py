@@ -11,7 +11,8 @@ from ..wgsl import Constant, Kernel
 _OPS = ("gated_delta_rule", "slice_gated_delta_rule")
 _PARTS, _COLUMNS = 4, 32
 _MAX_KEYS = 256  # a lane has KEYS / 4 values of the state in registers
-_LANES, _WORKGROUP, _ROWS = 8, 128, 32  # of `columns`
+_LANES, _WORKGROUP, _ROWS, _STAGE = 8, 128, 32, 16  # of `columns`
+_SMALL_STAGE, _SMALL_MEMORY = 4, 32 << 10  # where a workgroup has less memory
 
 
 def channels(dims: Dims) -> int:
@@ -83,12 +84,20 @@ def _columns(dims: Dims, caps: DeviceCaps) -> LaunchList:
         bind,
     )
     lanes = max(1, _lanes(caps))
+    stage = _STAGE if caps.max_workgroup_memory >= _SMALL_MEMORY else _SMALL_STAGE
     include, subgroups = ("shared/batch", "recurrent/states"), frozenset({"subgroups"})
     of_columns = Dispatch(
         Kernel("recurrent/gated_delta_rule_columns", include, subgroups, unroll=True),
         ceil_div(tokens, _ROWS) * heads * ceil_div(values, _WORKGROUP // lanes),
         {"key_heads": dims["Hk"], "value_heads": heads, "keys": keys, "values": values},
-        {**shared, "LANES": lanes, "QUADS": max(1, keys // 4 // lanes), "WG": _WORKGROUP, "ROWS": _ROWS},
+        {
+            **shared,
+            "LANES": lanes,
+            "QUADS": max(1, keys // 4 // lanes),
+            "WG": _WORKGROUP,
+            "ROWS": _ROWS,
+            "STAGE": stage,
+        },
     )
     buffers = {**_buffers(dims), "row_factors": f32(8 * tokens * heads)}
     return LaunchList((of_rows, of_columns), buffers)

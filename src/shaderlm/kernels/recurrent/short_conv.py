@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, LaunchList, Route, batch_bytes, covering, f32
+from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, ceil_div, f32, is_specialised
 from ..wgsl import Constant, Kernel
 
+_WORKGROUP, _ROWS = 64, 8
 _OPS = ("short_conv", "slice_short_conv", "mul_short_conv_mul")
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, width, kernel, stride = dims["tokens"], dims["width"], dims["kernel"], dims.get("stride", dims["width"])
     gated = "before_first" in dims
-    params = {"width": width, "taps": kernel, "stride": stride}
-    params["first"] = dims["before_first"] if gated else dims.get("first", 0)
+    params = {"width": width, "stride": stride, "first": dims["before_first"] if gated else dims.get("first", 0)}
     params |= {name: dims.get(name, 0) for name in ("values_first", "after_first")}
     include = ("shared/batch", "recurrent/states", f"recurrent/columns_{'gated' if gated else 'each'}")
     include = include if gated else (*include, "shared/silu")
-    constants: dict[str, Constant] = {"ONE_ROW": tokens == 1} | ({} if gated else {"SILU": dims["silu"]})
-    rows = Kernel("recurrent/short_conv", include)
-    dispatches = [covering(rows, tokens * width, params, {**constants, "SINGLE": dims["single"]})]
+    each = 1 if dims["single"] else _ROWS  # rows of a thread
+    constants: dict[str, Constant] = {"ONE_ROW": tokens == 1, "WG": _WORKGROUP, "TAPS": kernel, "ROWS": each}
+    constants |= {} if gated else {"SILU": dims["silu"]}
+    workgroups, specialised = ceil_div(tokens, each) * ceil_div(width, _WORKGROUP), is_specialised(tokens, caps)
+    rows = {**constants, "SINGLE": dims["single"]}
+    dispatches = [Dispatch(Kernel("recurrent/short_conv", include), workgroups, params, rows, specialised=specialised)]
     if not dims["single"]:
         states = Kernel("recurrent/short_conv_state", include)
-        dispatches.append(covering(states, tokens * width, params, constants))
+        dispatches.append(Dispatch(states, workgroups, params, constants, specialised=specialised))
     buffers = {
         "x": f32(tokens * stride),
         "out": f32(tokens * width),
