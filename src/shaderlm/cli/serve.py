@@ -472,7 +472,7 @@ def _loader(
     from ..server.loading import serve_model
 
     template = _check_options(model, options)
-    checked = list[Checkpoint]()  # for the first load
+    checked: list[Checkpoint] = []  # for the first load
     if only:
         about = (model, options["device"], options["backend"], options["ctx_size"], options["ignore_keys"])
         if (checkpoint := _check_model(*about)) is not None:
