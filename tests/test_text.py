@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFReader
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shaderlm.errors import InputError, ModelError
+from shaderlm.formats.gguf import GgufFile
 from shaderlm.text import ChatTemplate, TextStream, Tokenizer, Vocabulary
 
 from .tiers import examples
@@ -35,8 +35,8 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 @cache
 def metadata(name: str) -> dict[str, Any]:
-    reader = GGUFReader(DATA / "vocab" / f"{name}.gguf")
-    return {key: field.contents() for key, field in reader.fields.items()}
+    with GgufFile.open(DATA / "vocab" / f"{name}.gguf") as file:
+        return dict(file.metadata)
 
 
 @cache
