@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         if config.getoption(f"--{name}") and is_test and not collection_path.stem.startswith(f"test_{name}"):
             return True
     return True if config.getoption("--gpu-only") and is_test and collection_path.stem not in _GPU else None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Workers import the files of tests in turn, each from another one on: what one has compiled, the others find."""
+    config = session.config
+    worker = getattr(config, "workerinput", None)
+    if worker is None or not all(Path(each).is_dir() for each in config.args):
+        return
+    files = [
+        path for path in sorted(Path(__file__).parent.glob("test_*.py")) if not pytest_ignore_collect(path, config)
+    ]
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // int(worker["workercount"])
+    for path in (*files[first:], *files[:first]):
+        with suppress(Exception, pytest.skip.Exception):  # the collection tells it
+            import_module(f"{__package__}.{path.stem}")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of this name
