@@ -34,7 +34,7 @@ def generate(model: Path, *arguments: object, **options: Any) -> Done:
         (("-f", "."), 2, "cannot read .: Is a directory"),
         (("",), 2, "the prompt is empty"),
         (("x", "--max-tokens", "0"), 2, "0 is not in the range x>=1"),
-        (("x", "-n", "many"), 2, "'many' is not a valid integer"),
+        (("x", "-n", "many"), 2, "'many' is not a whole number."),
         (("x", "--context", "0"), 2, "0 is not in the range x>=1"),
         (("x", "--context", "999"), 2, "context must be a whole number from 1 to the model's 128, got 999"),
         (("x", "--temperature", "-1"), 2, "temperature must be 0 (greedy) or a positive number"),

@@ -229,7 +229,8 @@ def test_errors_have_ollamas_shape(http: httpx.Client, path: Path) -> None:
     other = http.post("/api/chat", json={"model": "llama3.2", "stream": False, "options": {"num_predict": 1}})
     assert (other.status_code, other.json()["model"]) == (200, "tiny")
     assert http.post("/api/chat", content=b"{").json()["error"].startswith("the body must be JSON")
-    assert http.post("/api/nothing").json()["error"].startswith("there is no /api/nothing")
+    assert http.post("/api/nothing").json()["error"].startswith("there is no /api/nothing; /openapi.json")
+    assert http.post("/api/chats").json()["error"].startswith("there is no /api/chats; did you mean /api/chat?")
     with running(loader(path, strict=True)) as strict, strict.client() as client:
         found = client.post("/api/chat", json={"model": "llama3.2"})
         assert (found.status_code, list(found.json())) == (404, ["error"])

@@ -16,6 +16,7 @@ import click
 
 from ..errors import InputError, ShaderlmError
 from ..version import __version__
+from .arguments import use_plain_words
 from .commands import App
 from .completion import VARIABLE, complete_files
 from .config import configure, name_source, use_file, with_source
@@ -69,7 +70,6 @@ def main() -> None:
             code = _run(lost)
     except KeyboardInterrupt:  # while an error was printed
         code = 130
-    gc.freeze()  # looking for garbage at the end took as long
     sys.exit(code)
 
 
@@ -82,6 +82,7 @@ def _run(lost: LostInterrupts) -> int:
         return code if isinstance(code, int) else 0
     except click.ClickException as problem:
         name_source(problem)
+        use_plain_words(problem)
         problem.show()
         return problem.exit_code
     except click.Abort:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 import click
 
+_NUMBERS = {"integer": "whole number", "float": "number"}
+_NO_NUMBER = re.compile(r"is not a valid (integer|float)(?: range)?(?=\.)")
+
 
 class CommandGroup(click.Group):
     """A group whose commands get arguments that are text, and short options that are theirs."""
@@ -22,6 +25,12 @@ class CommandGroup(click.Group):
             _check_text(context, rest)
             _check_options(context, rest)
         return name, command, rest
+
+
+def use_plain_words(problem: click.ClickException) -> None:
+    """Let a refused number say what it is not, in words that are not click's."""
+    if isinstance(problem, click.BadParameter):
+        problem.message = _NO_NUMBER.sub(lambda found: f"is not a {_NUMBERS[found[1]]}", problem.message)
 
 
 def _check_text(context: click.Context, args: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -73,6 +74,7 @@ from .types.responses import DeletedResponse, ResponsesRequest
 from .types.responses import Response as StoredResponse
 from .web import Export
 
+_LONGEST_PATH = 100  # characters that are compared with those of routes
 LARGE_BODY_BYTES = 1 << 20
 NAMES_BYTES = 64 << 10  # of a body that only names a model or a file
 # One prompt of this size takes a millisecond, mostly: less than threads that want Python's lock at the same time.
@@ -478,7 +480,16 @@ def _routing_error(request: Request, problem: HTTPException) -> ApiError:
         allowed = (problem.headers or {}).get("Allow", "")
         message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
         return ApiError(405, message, headers={"Allow": allowed})
-    return ApiError(404, f"there is no {request.url.path}; /openapi.json lists what there is")
+    return ApiError(
+        404, f"there is no {request.url.path}; {_nearest(request.url.path)}/openapi.json lists what there is"
+    )
+
+
+def _nearest(path: str) -> str:
+    """The route that a client may mean; "" if none is like this path."""
+    known = [each for endpoint in ENDPOINTS for each in endpoint.paths]
+    near = difflib.get_close_matches(path[:_LONGEST_PATH], known, 1, 0.8)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def route_of(path: str) -> str:
