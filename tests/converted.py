@@ -141,12 +141,14 @@ def _delta_tensors(architecture: str, config: Mapping[str, Any], tensors: Tensor
 def _scan_tensors(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     """Of Mamba-2: rates in place of their logarithms, norms in groups."""
     groups, found = config.get("n_groups", config.get("mamba_n_groups")), Tensors()
-    for name, given in tensors.items():
-        values = -np.exp(given) if name.endswith(".A_log") else given
+    for full, given in tensors.items():
+        name, values = full, -np.exp(given) if full.endswith(".A_log") else given
         if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
             values = values.reshape(groups, -1)
         if name.endswith((".A_log", ".D")):
             values = values[:, None]
+        if ".mixer.experts." in name:
+            name = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
         found[name.replace(".dt_bias", ".dt_proj.bias")] = values
     return found
 
@@ -184,23 +186,33 @@ def _granite_network(gate: MODEL_TENSOR, up: MODEL_TENSOR, down: MODEL_TENSOR) -
 
 
 def _nemotron_h(config: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = config["layers_block_type"]
-    kv_heads, ffn = config["num_key_value_heads"], config["intermediate_size"]
+    kinds, has_experts = config["layers_block_type"], "moe" in config["layers_block_type"]
+    kv_heads, ffn = config["num_key_value_heads"], config[f"{'moe_' if has_experts else ''}intermediate_size"]
+    network = "moe" if has_experts else "mlp"
+    experts = (Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
     return {
         **_scan(config, "mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel"),
         Keys.LLM.BLOCK_COUNT: len(kinds),
         Keys.LLM.CONTEXT_LENGTH: _LONGEST,
         Keys.SSM.INNER_SIZE: config["mamba_num_heads"] * config["mamba_head_dim"],
         Keys.Attention.HEAD_COUNT_KV: [kv_heads if each == "full_attention" else 0 for each in kinds],
-        Keys.LLM.FEED_FORWARD_LENGTH: [ffn if each == "mlp" else 0 for each in kinds],
+        Keys.LLM.FEED_FORWARD_LENGTH: [ffn if each == network else 0 for each in kinds],
         Keys.Attention.LAYERNORM_RMS_EPS: config["layer_norm_epsilon"],
         Keys.Rope.DIMENSION_COUNT: config["head_dim"],
         Keys.Rope.SCALING_FINETUNED: False,
-        **dict.fromkeys(_UNUSED_EXPERTS),
+        **(_nemotron_experts(config) if has_experts else dict.fromkeys(experts)),
     }
 
 
-_UNUSED_EXPERTS = (Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
+def _nemotron_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        Keys.LLM.EXPERT_COUNT: config["n_routed_experts"],
+        Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: config["moe_shared_expert_intermediate_size"],
+        Keys.LLM.EXPERT_SHARED_COUNT: config["n_shared_experts"],
+        Keys.LLM.EXPERT_WEIGHTS_NORM: config["norm_topk_prob"],
+        Keys.LLM.EXPERT_WEIGHTS_SCALE: config["routed_scaling_factor"],
+        Keys.LLM.EXPERT_GROUP_COUNT: config["n_group"],
+    }
 
 
 def _mamba2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,7 +334,7 @@ _HOW: Mapping[str, How] = {
         more=_granite_hybrid,
     ),
     "mamba2": How(rewritten=_scan_tensors, more=_mamba2),
-    "nemotron_h": How(rewritten=_scan_tensors, more=_nemotron_h),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), How(rewritten=_scan_tensors, more=_nemotron_h)),
     "falcon-h1": How(
         rewritten=_falcon_h1,
         more=lambda c: {**_scan(c, *_MAMBA), Keys.SSM.INNER_SIZE: c["mamba_d_ssm"]},

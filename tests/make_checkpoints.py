@@ -203,6 +203,15 @@ _NEMOTRON_H = {
     "n_groups": 2,
     "conv_kernel": 3,
 }
+_NEMOTRON_H_MOE = {
+    **_NEMOTRON_H,
+    "layers_block_type": ["mamba", "moe", "attention", "moe"],
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 1.7,
+}
 _CONV_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 
 _GEMMA4 = {
@@ -329,6 +338,7 @@ CHECKPOINTS: dict[str, Row] = {
         {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 1, "expand": 2},
     ),
     "nemotron_h": Row("nemotron_h", "NemotronH", _NEMOTRON_H),
+    "nemotron_h_moe": Row("nemotron_h_moe", "NemotronH", _NEMOTRON_H_MOE),
     "falcon": Row("falcon", "Falcon", {"num_kv_heads": 1, "ffn_hidden_size": 96}, _FALCON),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }

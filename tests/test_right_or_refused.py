@@ -111,7 +111,8 @@ IGNORED: Mapping[tuple[str, str], str] = {
         "without images, dimensions of positions are alike",
     ),
     **dict.fromkeys(
-        itertools.product(("nemotron_h",), ("rope.dimension_count", "rope.freq_base")), "positions are not rotated"
+        itertools.product(("nemotron_h", "nemotron_h_moe"), ("rope.dimension_count", "rope.freq_base")),
+        "positions are not rotated",
     ),
     ("stablelm", "use_parallel_residual"): "converters write true where the model does not say; the norms are decisive",
 }

@@ -148,6 +148,7 @@ class Architecture:
         rope = Rope(0, 1.0, False)
         if self.positions not in ("learned", "none"):
             rope = read_rope(meta, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
+        ffn = max((layer.ffn for layer in per_layer), default=0) or self._width(meta)
         config = Config(
             architecture=self.name,
             layers=layers,
@@ -155,14 +156,14 @@ class Architecture:
             heads=heads,
             kv_heads=kv_heads,
             head_width=width,
-            ffn=max((layer.ffn for layer in per_layer), default=0) or self._width(meta),
+            ffn=ffn,
             vocabulary=shapes[EMBEDDING][0],
             context=meta.whole("context_length"),
             eps=eps,
             rope=rope,
             formats=formats,
             shapes=shapes,
-            experts=read_experts(self.mixture, meta) if self.mixture else None,
+            experts=read_experts(self.mixture, meta, ffn) if self.mixture else None,
             ffn_input=self.ffn_input,
             per_layer=per_layer,
             predictors=predictors,
@@ -614,26 +615,25 @@ class _Build:
 
     def _ffn(self, layer: str, x: str, summed: str, experts: Experts | None) -> str:
         """Of x, which may be a norm of what attention has given, `summed`."""
-        op = self.config.activation or self.architecture.activation
-        if not op.endswith("_mul"):
-            inputs = {"x": self._linear(layer, "ffn_up", x)}
-            return self._linear(layer, "ffn_down", self._pointwise(op, layer, f"{layer}.{op}", inputs, self.config.ffn))
         if experts and experts.mixture.beside_network:
             return self._network_and_experts(layer, x, summed, experts)
         if experts:
             return self._mixture(layer, x, experts)
-        return self._gated(layer, x, self.config.ffn)
+        return self._one_network(layer, x, self.config.ffn)
 
-    def _gated(self, layer: str, x: str, width: int, suffix: str = "") -> str:
-        """A network with a gate: down(activation(gate(x)) · up(x))."""
-        inputs = {key: self._linear(layer, f"{name}{suffix}", x) for key, name in (("a", "ffn_gate"), ("b", "ffn_up"))}
-        y = self._pointwise(self.architecture.activation, layer, f"{layer}.gated{suffix}", inputs, width)
+    def _one_network(self, layer: str, x: str, width: int, suffix: str = "") -> str:
+        """down(activation(gate(x)) · up(x)), or without a gate down(activation(up(x)))."""
+        op = self.config.activation or self.architecture.activation
+        gated = op.endswith("_mul")
+        names = {"a": "ffn_gate", "b": "ffn_up"} if gated else {"x": "ffn_up"}
+        inputs = {key: self._linear(layer, f"{name}{suffix}", x) for key, name in names.items()}
+        y = self._pointwise(op, layer, f"{layer}.{'gated' if gated else op}{suffix}", inputs, width)
         return self._linear(layer, f"ffn_down{suffix}", y)
 
     def _network_and_experts(self, layer: str, x: str, summed: str, experts: Experts) -> str:
         """Each with norms of its own. The router reads a norm of what attention has given, divided by √hidden."""
         hidden = self.config.hidden
-        y = self._norm(layer, f"{layer}.post_ffw_norm_1", self._gated(layer, x, self.config.ffn))
+        y = self._norm(layer, f"{layer}.post_ffw_norm_1", self._one_network(layer, x, self.config.ffn))
         plain = self._plain_norm(layer, f"{layer}.router_norm.plain", summed, (self.tokens, hidden))
         pair = {"a": plain, "b": self._stored(f"{layer}.{ROUTER_SCALE}", hidden)}
         logits = self._linear(
@@ -652,7 +652,7 @@ class _Build:
         y = add_experts(self.b, self.config, experts, layer, x, logits, self.tokens, self.batch)
         if not experts.shared:
             return y
-        shared, out = self._gated(layer, x, experts.shared, "_shexp"), f"{layer}.ffn_shared"
+        shared, out = self._one_network(layer, x, experts.shared, "_shexp"), f"{layer}.ffn_shared"
         if experts.mixture.shared != "gated":
             return self._sum(layer, out, y, shared)
         gate = self._stored(f"{layer}.ffn_gate_inp_shexp.weight", hidden)

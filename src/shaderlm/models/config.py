@@ -140,15 +140,16 @@ class Mixture:
     `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
     have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by the
     sigmoid of a dot product, or optional, without a gate, in files that say how wide it is, or as wide as how many
-    experts. `gating` is that of the op route_experts, `activation` the op of gate and up. `selection_bias`: layers
-    have a bias, exp_probs_b, that counts when experts are chosen, and not in their factors. Optional: all or none.
-    `beside_network`: the network that other layers have is there, too; it and the experts have norms of their own.
+    experts; or as wide as files say, however many experts they call it. `gating` is that of the op route_experts,
+    `activation` the op of gate and up, or of up alone. `selection_bias`: layers have a bias, exp_probs_b, that counts
+    when experts are chosen, and not in their factors. Optional: all or none. `beside_network`: the network that other
+    layers have is there, too; it and the experts have norms of their own.
     """
 
     always: bool = True
     normalise: bool = True
     own_width: bool = True
-    shared: Literal["none", "gated", "optional"] = "none"
+    shared: Literal["none", "gated", "optional", "width"] = "none"
     gating: str = "softmax"
     activation: str = "silu_mul"
     selection_bias: Literal["none", "always", "optional"] = "none"
@@ -265,7 +266,8 @@ class Config:
 
     def experts_of(self, index: int) -> Experts | None:
         """The mixture of a layer; None where it has a network without experts."""
-        return self.experts if self.layer(index).experts else None
+        layer = self.layer(index)
+        return self.experts if layer.experts and layer.network else None
 
 
 class StepSpec(NamedTuple):

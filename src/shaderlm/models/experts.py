@@ -16,15 +16,14 @@ _GATE_UP = "ffn_gate_up_exps"
 ROUTER_SCALE, _EXPERT_SCALE = "ffn_gate_inp.scale", "ffn_down_exps.scale"
 
 
-def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
-    """The mixture of a file; None where it has none and need not have one."""
+def read_experts(mixture: Mixture, meta: Metadata, whole: int) -> Experts | None:
+    """The mixture of a file, where networks without experts are so wide; None where it has and needs none."""
     if not mixture.always and not meta.get("expert_count"):
         return None
     count = meta.whole("expert_count", maximum=4096)
     used = meta.whole("expert_used_count", maximum=4096)
     if used > count:
         raise ModelError(f"{meta.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
-    whole = dense_width(mixture, meta)
     ffn = meta.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
     scale = meta.number("expert_weights_scale") if meta.get("expert_weights_scale") else 1.0
     return Experts(count, used, ffn, _shared_width(mixture, meta, whole, ffn), scale, mixture)
@@ -42,6 +41,9 @@ def _shared_width(mixture: Mixture, meta: Metadata, whole: int, ffn: int) -> int
         return meta.whole(_SHARED_WIDTH, whole)
     if mixture.shared == "none":
         return 0
+    if mixture.shared == "width":
+        meta.get(_SHARED_COUNT)
+        return meta.whole(_SHARED_WIDTH)
     by_count = ffn * meta.whole(_SHARED_COUNT, maximum=4096) if meta.get(_SHARED_COUNT) else 0
     width = meta.whole(_SHARED_WIDTH) if meta.get(_SHARED_WIDTH) else by_count
     if by_count and width != by_count:
@@ -83,7 +85,8 @@ def expert_matrices(config: Config, experts: Experts) -> dict[str, tuple[int, in
     """The router, and the matrices of the shared network."""
     matrices = {"ffn_gate_inp": (experts.count, config.hidden)}
     if experts.shared:
-        matrices |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, config.hidden))
+        wide = ("ffn_gate_shexp", "ffn_up_shexp") if _gated(experts) else ("ffn_up_shexp",)
+        matrices |= dict.fromkeys(wide, (experts.shared, config.hidden))
         matrices["ffn_down_shexp"] = (config.hidden, experts.shared)
     return matrices
 
@@ -93,6 +96,8 @@ def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collect
     wide, down = (experts.count, experts.ffn, config.hidden), (experts.count, config.hidden, experts.ffn)
     tensors: dict[str, tuple[int, ...]] = {}
     matrices = {"ffn_gate_exps": wide, "ffn_up_exps": wide, "ffn_down_exps": down}
+    if not _gated(experts):
+        del matrices["ffn_gate_exps"]
     if _in_one(config):
         matrices = {_GATE_UP: (experts.count, 2 * experts.ffn, config.hidden), "ffn_down_exps": down}
     for name, shape in matrices.items():
@@ -107,6 +112,11 @@ def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collect
     if _has_selection_bias(config, experts):
         tensors[f"{layer}.{_SELECTION_BIAS}"] = (experts.count,)
     return tensors
+
+
+def _gated(experts: Experts) -> bool:
+    """Have experts a gate, beside what they widen?"""
+    return experts.mixture.activation.endswith("_mul") or experts.mixture.activation == "swiglu_clamped"
 
 
 def _in_one(config: Config) -> bool:
@@ -160,8 +170,9 @@ def add_experts(
         return out
 
     wide = (tokens, used, experts.ffn)
-    gate, up = (product(name, {"x": x}, wide, config.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
+    names = {"a": "ffn_gate_exps", "b": "ffn_up_exps"} if _gated(experts) else {"x": "ffn_up_exps"}
+    operands = {key: product(name, {"x": x}, wide, config.hidden) for key, name in names.items()}
     gated = b.tensor(f"{layer}.gated_exps", *wide)
     dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
-    b.add(experts.mixture.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
+    b.add(experts.mixture.activation, dims, {**operands, **batch}, layer, out=gated)
     return product("ffn_down_exps", {"x": gated, "factors": factors}, (tokens, config.hidden), experts.ffn, "sum")

@@ -188,6 +188,15 @@ _QWEN_NEXT: Mapping[str, Any] = {
 }
 _QWEN_NEXT_MIXTURE = Mixture(shared="gated")
 
+_NEMOTRON_H: Mapping[str, Any] = {
+    "mixer": "mamba2",
+    "layout": "plain",
+    "ffn_norm": "attn_norm",
+    "positions": "none",
+    "activation": "relu_squared",
+    "finalize_config": _no_rope,
+}
+
 _ROWS = (
     # Arcee's AFM: as llama, but squares of positive values in place of a gate.
     Architecture("arcee", interleaved=True, activation="relu_squared"),
@@ -329,14 +338,12 @@ _ROWS = (
     # Nemotron 3 and 4, Minitron: a part of each head is rotated, squares of positive values, no gate.
     Architecture("nemotron", norm="layer_norm", biases=NORMS, activation="relu_squared"),
     # Nemotron-H: each layer is Mamba-2, attention without rope, or a network of squares of positive values.
+    # The largest have experts in place of networks, chosen by sigmoids.
+    Architecture("nemotron_h", **_NEMOTRON_H),
     Architecture(
-        "nemotron_h",
-        mixer="mamba2",
-        layout="plain",
-        ffn_norm="attn_norm",
-        positions="none",
-        activation="relu_squared",
-        finalize_config=_no_rope,
+        "nemotron_h_moe",
+        mixture=Mixture(gating="sigmoid", shared="width", selection_bias="always", activation="relu_squared"),
+        **_NEMOTRON_H,
     ),
     # OLMo 2 and 3: norms of whole rows of q and k, and norms only after attention and feed-forward network. OLMo 3 has
     # a window in three of four layers, whose positions are never scaled.

@@ -259,12 +259,13 @@ class FolderConfig:
             if rotated != "rope":
                 self.set("context_length", _UNLIMITED)
         elif self.row.scan == "plain":
-            kv_heads, ffn = self.get("attention.head_count_kv"), self.get("feed_forward_length")
+            kv_heads, network = self.get("attention.head_count_kv"), "moe" if "moe" in kinds else "mlp"
+            ffn = self.get(f"{'expert_' if network == 'moe' else ''}feed_forward_length")
             self.set("attention.head_count_kv", [kv_heads if each == "attention" else 0 for each in kinds])
             self.set("context_length", _UNLIMITED)
-            self.set("feed_forward_length", [ffn if each == "mlp" else 0 for each in kinds])
-            if "moe" in kinds:
-                self.set("config.layer_types", "layers with experts")
+            self.set("feed_forward_length", [ffn if each == network else 0 for each in kinds])
+            if {"moe", "mlp"} <= set(kinds):
+                self.set("config.layer_types", "layers with experts and without")
 
     def _step_limits(self) -> None:
         """Of time steps; files of newer versions write infinity as an object."""

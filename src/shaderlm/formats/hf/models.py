@@ -499,6 +499,105 @@ _GRANITE4_DENSE_HYBRID = replace(
     layer={**_GRANITE4.layer, **_scan_layer("mamba")},
 )
 
+_NEMOTRON_H = ModelType(
+    "nemotron_h",
+    scan="plain",
+    rope=False,
+    keys={
+        "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon",),
+        "mamba_num_heads": ("ssm.time_step_rank",),
+        "n_groups": ("ssm.group_count",),
+        "ssm_state_size": ("ssm.state_size",),
+        "conv_kernel": ("ssm.conv_kernel",),
+    },
+    defaults={
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "intermediate_size": 21504,
+        "layer_norm_epsilon": 1e-5,
+        "mamba_num_heads": 128,
+        "mamba_d_head": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "mlp_hidden_act": "relu2",
+    },
+    older={
+        "layers_block_type": "layer_types",
+        "mamba_head_dim": "mamba_d_head",
+        "attention_head_dim": "head_dim",
+        **{f"mamba_{new}": new for new in ("n_groups", "conv_bias")},
+        "mamba_d_conv": "conv_kernel",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "norm_eps": "layer_norm_epsilon",
+    },
+    neutral={**_SCAN_NEUTRAL, "mlp_hidden_act": ("relu2",), "sliding_window": (None,), "n_group": (1,)},
+    harmless={
+        **_SCAN_HARMLESS,
+        "expand": "heads and their width say it",
+        **dict.fromkeys(_NEMOTRON_EXPERTS, "of layers with experts, which layer_types must not have"),
+        **dict.fromkeys(("num_nextn_predict_layers", "mtp_layers_block_type"), _PREDICTS),
+        **dict.fromkeys(("rope_theta", "rope_parameters", "partial_rotary_factor"), "positions are not rotated"),
+    },
+    whole=_BACKBONE,
+    layer={
+        **_scan_layer("mixer"),
+        "norm": "attn_norm",
+        "mixer.q_proj": "attn_q",
+        "mixer.k_proj": "attn_k",
+        "mixer.v_proj": "attn_v",
+        "mixer.o_proj": "attn_output",
+        "mixer.up_proj": "ffn_up",
+        "mixer.down_proj": "ffn_down",
+    },
+    renames=_SCAN_RENAMES,
+    ignored=r"mtp\.",
+)
+_NEMOTRON_H_MOE = replace(
+    _NEMOTRON_H,
+    architecture="nemotron_h_moe",
+    keys={
+        **_NEMOTRON_H.keys,
+        "n_routed_experts": ("expert_count",),
+        "num_experts_per_tok": ("expert_used_count",),
+        "moe_intermediate_size": ("expert_feed_forward_length",),
+        "moe_shared_expert_intermediate_size": ("expert_shared_feed_forward_length",),
+        "routed_scaling_factor": ("expert_weights_scale",),
+        "norm_topk_prob": ("expert_weights_norm",),
+        "moe_latent_size": ("moe_latent_size",),
+    },
+    defaults={
+        **_NEMOTRON_H.defaults,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+    },
+    harmless={
+        **{key: reason for key, reason in _NEMOTRON_H.harmless.items() if key not in _NEMOTRON_EXPERTS},
+        "moe_shared_expert_overlap": "says how a program computes",
+        "n_shared_experts": "the width says it",
+        "topk_group": "there is one group",
+        "intermediate_size": "of layers without experts, and there are none",
+    },
+    layer={
+        **_NEMOTRON_H.layer,
+        "mixer.gate": "ffn_gate_inp",
+        "mixer.exp_probs_b": "exp_probs_b",
+        "mixer.experts.{e}.up_proj": "ffn_up_exps",
+        "mixer.experts.{e}.down_proj": "ffn_down_exps",
+        "mixer.shared_experts.up_proj": "ffn_up_shexp",
+        "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    },
+    renames=(
+        (r"^(?:backbone|model)\.(layers\.\d+\.mixer\.)gate\.e_score_correction_bias$", r"model.\1exp_probs_b.bias"),
+        *_SCAN_RENAMES,
+    ),
+)
 # Defaults are those of the classes in transformers.
 MODEL_TYPES: Mapping[str, ModelType] = {
     "llama": ModelType("llama", pairs=True, older={"max_sequence_length": "max_position_embeddings"}),
@@ -966,62 +1065,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         layer={**_scan_layer("mixer"), "norm": "attn_norm"},
         renames=_SCAN_RENAMES,
     ),
-    "nemotron_h": ModelType(
-        "nemotron_h",
-        scan="plain",
-        rope=False,
-        keys={
-            "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon",),
-            "mamba_num_heads": ("ssm.time_step_rank",),
-            "n_groups": ("ssm.group_count",),
-            "ssm_state_size": ("ssm.state_size",),
-            "conv_kernel": ("ssm.conv_kernel",),
-        },
-        defaults={
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 4096,
-            "intermediate_size": 21504,
-            "layer_norm_epsilon": 1e-5,
-            "mamba_num_heads": 128,
-            "mamba_d_head": 64,
-            "n_groups": 8,
-            "ssm_state_size": 128,
-            "conv_kernel": 4,
-            "mlp_hidden_act": "relu2",
-        },
-        older={
-            "layers_block_type": "layer_types",
-            "mamba_head_dim": "mamba_d_head",
-            "attention_head_dim": "head_dim",
-            **{f"mamba_{new}": new for new in ("n_groups", "conv_bias")},
-            "mamba_d_conv": "conv_kernel",
-            "rms_norm_eps": "layer_norm_epsilon",
-            "norm_eps": "layer_norm_epsilon",
-        },
-        neutral={**_SCAN_NEUTRAL, "mlp_hidden_act": ("relu2",), "sliding_window": (None,), "n_group": (1,)},
-        harmless={
-            **_SCAN_HARMLESS,
-            "expand": "heads and their width say it",
-            **dict.fromkeys(_NEMOTRON_EXPERTS, "of layers with experts, which layer_types must not have"),
-            **dict.fromkeys(("num_nextn_predict_layers", "mtp_layers_block_type"), _PREDICTS),
-            **dict.fromkeys(("rope_theta", "rope_parameters", "partial_rotary_factor"), "positions are not rotated"),
-        },
-        whole=_BACKBONE,
-        layer={
-            **_scan_layer("mixer"),
-            "norm": "attn_norm",
-            "mixer.q_proj": "attn_q",
-            "mixer.k_proj": "attn_k",
-            "mixer.v_proj": "attn_v",
-            "mixer.o_proj": "attn_output",
-            "mixer.up_proj": "ffn_up",
-            "mixer.down_proj": "ffn_down",
-        },
-        renames=_SCAN_RENAMES,
-        ignored=r"mtp\.",
-    ),
+    "nemotron_h": _NEMOTRON_H,
     "falcon_h1": ModelType(
         "falcon-h1",
         scan="beside",
@@ -1113,7 +1157,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
 
 
 def row_of(name: str, config: Mapping[str, Any]) -> ModelType:
-    """The row of a folder. Granite 4 has several forms under one name: with experts and scans, or without."""
+    """The row of a folder. Granite 4 and Nemotron-H have forms with experts or without under one name."""
+    if name == "nemotron_h":
+        kinds = config.get("layers_block_type", config.get("layer_types", config.get("hybrid_override_pattern")))
+        has_experts = isinstance(kinds, (list, str)) and ("moe" in kinds or "E" in kinds)
+        return _NEMOTRON_H_MOE if has_experts else _NEMOTRON_H
     if name != "granitemoehybrid" or config.get("num_local_experts", 8):
         return MODEL_TYPES[name]
     kinds = config.get("layer_types")
