@@ -317,10 +317,10 @@ CASES: list[Case] = [
     ),
     *_cases(
         "short_conv_gated_delta_rule",
-        "tokens Hk Hv Dk Dv grouped single kernel eps first gate_first stride alpha_first beta_first factors_stride",
+        "tokens Hk Hv Dk Dv grouped single kernel eps first stride gate_first alpha_first beta_first gates_stride",
         [
             (1, 2, 4, 16, 16, False, True, 4), (5, 1, 2, 24, 12, True, True, 2), (3, 2, 2, 128, 64, False, True, 3),
-            (4, 1, 3, 8, 20, True, True, 4, 1e-5, 7, 90, 160, 1, 5, 9),
+            (4, 1, 3, 8, 20, True, True, 4, 1e-5, 7, 90, 11, 1, 5, 80),
         ],
     ),
     *_cases(

@@ -179,9 +179,10 @@ def short_conv_gated_delta_rule(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, M
     gate, weight = _normal(rng, tokens, heads * values), _normal(rng, values)
     y = y / np.sqrt((y * y).mean(-1, keepdims=True) + d["eps"]) * weight
     y = y * (gate / (1 + np.exp(-gate.astype(np.float64)))).reshape(y.shape)
-    operands["factors"] = _factors(rng, d, operands, d["factors_stride"])
-    wide = _columns(rng, tokens, d["stride"], x=(d["first"], x), gate=(d["gate_first"], gate))
-    operands |= {"x": wide, "conv_weight": before["weight"], "norm_weight": weight, "conv_state": before["state"]}
+    gates = _factors(rng, d, operands, d["gates_stride"])
+    gates[:, d["gate_first"] :][:, : heads * values] = gate
+    operands |= {"x": _columns(rng, tokens, d["stride"], x=(d["first"], x)), "gates": gates}
+    operands |= {"conv_weight": before["weight"], "norm_weight": weight, "conv_state": before["state"]}
     return operands, {**expected, "out": y, "conv_state": mixed["state"]}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shaderlm.bench.synthetic import config_of, parse
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.drafts import Drafts
 from shaderlm.engine.loading import load_with
@@ -16,6 +18,8 @@ from shaderlm.engine.request import EngineOptions
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.graph.batch import PAGE
+from shaderlm.graph.fuse import fuse
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 from shaderlm.runtime.sampler_settings import GREEDY
@@ -397,3 +401,35 @@ class _HalfRight:
 
     def close(self) -> None:
         pass
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "between"),
+    [
+        ("qwen3.5-4b", 1, ["short_conv_gated_delta_rule"]),
+        ("qwen3.5-4b", 64, ["slice_short_conv", "slice_gated_delta_rule", "rms_norm_silu_mul"]),
+        ("qwen3.5-35b-a3b", 1, ["short_conv_gated_delta_rule"]),
+        ("lfm2-1.2b", 1, ["mul_short_conv_mul"]),
+        ("lfm2-1.2b", 64, ["mul_short_conv_mul"]),
+    ],
+)
+def test_what_lies_between_the_products_of_a_layer(shape: str, tokens: int, between: list[str]) -> None:
+    """No slice is left, and one row needs one dispatch."""
+    kind, config = config_of(*parse(shape))
+    graph, _ = fuse(kind.build(config, StepSpec(tokens)))
+    layer = [node.op for node in graph.nodes if node.layer == "blk.0"]
+    assert layer[1 : 1 + len(between)] == between
+    network = (
+        ["linear", "route_experts", "linear_experts", "linear_experts"] if config.experts else ["linear", "linear"]
+    )
+    assert layer == ["linear", *between, "linear", *network]
+    assert all(node.op != "slice" for node in graph.nodes)
+
+
+def test_formats_that_differ_leave_one_dispatch_between_the_products() -> None:
+    """As in llama.cpp's Q4_K_M: queries, keys and values are finer than gates and factors."""
+    kind, config = config_of(*parse("qwen3.5-4b:q8_0"))
+    finer = {name: "f16" if name.endswith("attn_qkv.weight") else form for name, form in config.formats.items()}
+    graph, _ = fuse(kind.build(replace(config, formats=finer), StepSpec(1)))
+    layer = [node.op for node in graph.nodes if node.layer == "blk.0"]
+    assert layer == ["linear", "linear", "short_conv_gated_delta_rule", "linear", "linear", "linear"]

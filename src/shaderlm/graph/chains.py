@@ -487,15 +487,15 @@ _TABLE = (
     Chain(
         "short_conv_gated_delta_rule",
         (
-            Part("slice", "x -> out=columns", _taken("stride", "first", _channels)),
-            Part("slice", "x -> out=gate", _taken("stride", "gate_first", lambda d: d["Hv"] * d["Dv"])),
+            Part("slice", "x -> out=x", _taken("stride", "first", _channels), implied=always),
+            Part("slice", "x=gates -> out=gate", _taken("gates_stride", "gate_first", lambda d: d["Hv"] * d["Dv"])),
             *(
-                Part("slice", f"x=factors -> out={name}", _taken("factors_stride", f"{name}_first", "Hv"))
+                Part("slice", f"x=gates -> out={name}", _taken("gates_stride", f"{name}_first", "Hv"))
                 for name in ("alpha", "beta")
             ),
             Part(
                 "short_conv",
-                "x=columns weight=conv_weight batch page_table state=conv_state -> out=mixed state=conv_state",
+                "x weight=conv_weight batch page_table state=conv_state -> out=mixed state=conv_state",
                 {"width": _channels, "silu": Is(True)},
             ),
             Part("gated_delta_rule", "x=mixed alpha beta decay batch page_table state -> out=y state"),
@@ -511,11 +511,11 @@ _TABLE = (
             "kernel": REQUIRED,
             "eps": 1e-6,
             "first": 0,
-            "gate_first": _channels,
-            "stride": lambda d: _channels(d) + d["Hv"] * d["Dv"],
-            "alpha_first": of("Hv"),
-            "beta_first": 0,
-            "factors_stride": lambda d: 2 * d["Hv"],
+            "stride": _channels,
+            "gate_first": 0,
+            "alpha_first": lambda d: d["Hv"] * d["Dv"] + d["Hv"],
+            "beta_first": lambda d: d["Hv"] * d["Dv"],
+            "gates_stride": lambda d: d["Hv"] * (d["Dv"] + 2),
         },
         ("out", "state", "conv_state"),
     ),

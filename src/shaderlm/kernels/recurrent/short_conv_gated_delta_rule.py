@@ -35,13 +35,13 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "WG": parts * max(1, values // 4),
         "TAPS": dims["kernel"],
     }
-    names = ("stride", "first", "gate_first", "factors_stride", "alpha_first", "beta_first", "eps")
+    names = ("stride", "first", "gates_stride", "gate_first", "alpha_first", "beta_first", "eps")
     params = {"key_heads": dims["Hk"], "value_heads": heads, **{name: dims[name] for name in names}}
     include = ("shared/batch", "recurrent/states", "recurrent/delta_factors", "shared/silu")
     kernel = Kernel("recurrent/short_conv_gated_delta_rule", include, unroll=True)
     buffers = {
         "x": f32(tokens * dims["stride"]),
-        "factors": f32(tokens * dims["factors_stride"]),
+        "gates": f32(tokens * dims["gates_stride"]),
         "conv_weight": f32(width * dims["kernel"]),
         "decay": f32(2 * heads),
         "norm_weight": f32(values),

@@ -1,5 +1,5 @@
 // All of a layer between its products, for rows of different sequences: a short convolution and silu of the columns q, k, v
-// of x; the gated delta rule, as in gated_delta_rule; a norm of each head of the sums; times silu of the columns `gate`.
+// of x; the gated delta rule, as in gated_delta_rule; a norm of each head of the sums; times silu of columns of `gates`.
 // Grid: one workgroup per row and value head, folded. A lane has four columns of S and ROWS rows of them in registers; PARTS
 // lanes share these columns. Every workgroup makes the convolution of its q and k for itself, and one of those that have the
 // same key head writes its state: the others read no value of that ring which is written.
@@ -19,15 +19,15 @@ struct Params {
     value_heads: u32,
     stride: u32,  // between rows of x
     first: u32,   // column of x
+    gates_stride: u32,  // between rows of gates
     gate_first: u32,
-    factors_stride: u32,  // between rows of factors
     alpha_first: u32,
     beta_first: u32,
     eps: f32,
 }
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;                // [tokens, stride]
-@group(0) @binding(1) var<storage, read> factors: array<f32>;          // [tokens, factors_stride]
+@group(0) @binding(1) var<storage, read> gates: array<f32>;            // [tokens, gates_stride]
 @group(0) @binding(2) var<storage, read> conv_weight: array<f32>;      // [channels, TAPS]
 @group(0) @binding(3) var<storage, read> decay: array<f32>;            // [2, value_heads]: rate, shift
 @group(0) @binding(4) var<storage, read> norm_weight: array<f32>;      // [VALUES]
@@ -97,9 +97,9 @@ fn main(
         }
         columns[i] = silu(sum);
     }
-    let factor = t * params.factors_stride + head;
-    let g = decay_of(factors[factor + params.alpha_first], decay[head], decay[params.value_heads + head]);
-    let learned = sigmoid(factors[factor + params.beta_first]);
+    let factor = t * params.gates_stride + head;
+    let g = decay_of(gates[factor + params.alpha_first], decay[head], decay[params.value_heads + head]);
+    let learned = sigmoid(gates[factor + params.beta_first]);
     workgroupBarrier();
     var by_k = vec4<f32>();
     var by_q = vec4<f32>();
@@ -145,6 +145,6 @@ fn main(
         }
         let at = head * VALUES + i;
         let normed = results[i / 4u][i % 4u] * inverseSqrt(squares / f32(VALUES) + params.eps) * norm_weight[i];
-        out[t * params.value_heads * VALUES + at] = silu(x[t * params.stride + params.gate_first + at]) * normed;
+        out[t * params.value_heads * VALUES + at] = silu(gates[t * params.gates_stride + params.gate_first + at]) * normed;
     }
 }
