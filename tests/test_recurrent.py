@@ -15,6 +15,7 @@ from shaderlm.engine import LanguageModel
 from shaderlm.engine.drafts import Drafts
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.request import EngineOptions
+from shaderlm.engine.saved_prompts import restore_prompt, save_prompt
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.graph.batch import PAGE
@@ -291,6 +292,28 @@ def test_a_restart_finds_states_and_pages(
     with restarted() as model:
         assert generate(model, words) == (expected[0], 0)
         assert not model.runner.states.snapshots or model.runner.states.free < model.runner.states.rows
+
+
+def test_a_saved_prompt_has_its_state(path: Path, tmp_path: Path) -> None:
+    """Up to its last whole page. A file without the record of the state, or with another one, is refused."""
+    file, key = tmp_path / "prompt.bin", b"key"
+    with load_with(path, device="numpy", cache="f32", precision="exact") as model:
+        words = [int(i) for i in np.random.default_rng(3).integers(0, model.config.vocabulary, PAGE + 20)]
+        expected, _ = generate(model, words)
+        assert save_prompt(model.engine.pages, words, None, file, key).ids == tuple(words[:PAGE])
+        assert save_prompt(model.engine.pages, [1, 2], None, tmp_path / "empty.bin", key).ids == ()
+        begin(model)
+        assert restore_prompt(model.engine.pages, None, file, key).nbytes == file.stat().st_size
+        assert generate(model, words) == (expected, PAGE)
+        assert restore_prompt(model.engine.pages, None, file, key).ids == tuple(words[:PAGE]), "it is there already"
+        assert restore_prompt(model.engine.pages, None, tmp_path / "empty.bin", key).ids == ()
+        begin(model)
+        raw = bytearray(file.read_bytes())
+        for damaged in (raw[:-5], raw[: file.stat().st_size // 2], [*raw[:-1], raw[-1] ^ 1]):
+            file.write_bytes(bytes(damaged))
+            with pytest.raises(InputError, match=r"prompt\.bin holds no saved prompt"):
+                restore_prompt(model.engine.pages, None, file, key)
+        assert generate(model, words) == (expected, 0)
 
 
 def disk_hits(model: LanguageModel) -> int:

@@ -97,9 +97,10 @@ class LanguageModel:
             raise InputError(f"{self.report.name} has no layer with keys and values: nothing can be kept on disk")
         from ..runtime.disk_cache import DiskCache
         from .model_identity import identity_of
+        from .page_transfer import page_tensors
 
         identity = identity_of(runner, self.report)
-        disk = DiskCache(Path(folder), limit, identity, runner.page_tensors, runner.state_tensors)
+        disk = DiskCache(Path(folder), limit, identity, page_tensors(runner), runner.state_tensors)
         self.engine.use_disk(disk, keys)
 
     @property

@@ -18,6 +18,11 @@ RECORD_BYTES = 16 << 20  # written at once: several threads read a conversation,
 _COPY_BYTES = 4 << 20  # read back at once: a fifth of a millisecond of a GPU's link
 
 
+def page_tensors(runner: Runner) -> tuple[tuple[str, int], ...]:
+    """The tensors of a page in a record. Of a model without keys and values, which has states alone, it is a byte."""
+    return runner.page_tensors or (("no keys", 1),)
+
+
 @dataclass(frozen=True)
 class PageTransfer:
     """Between the pages of a runner's prefix cache and arrays, of each tensor [pages, bytes]."""
@@ -35,6 +40,8 @@ class PageTransfer:
         runner, cache = self.runner, self.cache
         with runner.lock:
             age, pages = cache.age, list(find())
+            if not runner.page_tensors:
+                return [np.zeros((len(pages), 1), np.uint8)] if pages else None
             runner.pool.retain(pages)
         try:
             at_once = max(1, _COPY_BYTES // max(1, runner.page_bytes))
@@ -125,7 +132,7 @@ class PageTransfer:
                     except (DeviceError, MemoryError):
                         break
                     pages += taken  # which are given back in any case
-                    written = runner.write_pages(taken, part)
+                    written = runner.write_pages(taken, part if runner.page_tensors else ())
                     cache.insert(ids, pages, min(len(ids), len(pages) * PAGE), client)
                 arrived()  # of the part before: one is on its way while the next is read
                 arrived = written

@@ -1,4 +1,7 @@
-"""A prompt in a file: its tokens with their keys and values, in one record that a model of the same contents reads."""
+"""A prompt in a file: its tokens with their keys and values, in a record that a model of the same contents reads.
+
+Of a model with recurrent layers there are whole pages of tokens, and after them a record of the states there.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeviceError, InputError
-from ..runtime.page_records import Bytes, Header, RecordError, checksums, read_contents, read_header, write_record
+from ..graph.batch import PAGE
+from ..runtime.page_records import (
+    PAGES,
+    STATES,
+    Bytes,
+    Header,
+    RecordError,
+    checksums,
+    read_contents,
+    read_header,
+    write_record,
+)
 from ..runtime.prefix_cache import Match
-from .page_transfer import PageTransfer
+from .page_transfer import PageTransfer, page_tensors
 
 
 class SavedPrompt(NamedTuple):
@@ -39,16 +53,22 @@ def save_prompt(pages: PageTransfer, ids: Sequence[int], client: str | None, pat
         raise DeviceError(f"a step failed while {path.name} was to be written; run the prompt and save it again")
     held = tuple(map(int, ids[: match.length])) if contents else ()
     sums = checksums(contents) if contents else ()
-    header = Header(binding.hex(), "", 0, held, pages.runner.page_tensors, sums)
+    records = [(Header(binding.hex(), "", 0, held, page_tensors(pages.runner), sums), contents)]
+    if tensors := pages.runner.state_tensors if held else ():
+        row = pages.read_state(lambda: pages.cache.snapshots_of(held, client).get(len(held) // PAGE))
+        if row is None:
+            raise DeviceError(f"the cache is too small to write {path.name}; run the prompt and save it again")
+        last = (len(held) // PAGE - 1, held[-PAGE:])
+        records.append((Header(binding.hex(), "", *last, tensors, checksums(row), STATES), row))
     try:
-        return SavedPrompt(held, write_record(path, header, contents))
+        return SavedPrompt(held, write_record(path, *records))
     except OSError as problem:
         raise InputError(f"cannot write {path.name}: {problem.strerror}") from None
 
 
 def restore_prompt(pages: PageTransfer, client: str | None, path: Path, binding: bytes) -> SavedPrompt:
     """Put what a file holds into the prefix cache of a client: requests that begin with its tokens find it."""
-    header, contents, size = _read(path, binding, pages.runner.page_tensors)
+    header, contents, state, size = _read(path, binding, pages)
     at_once = pages.pages_at_once
     with pages.runner.lock:
         known = len(pages.cache.pages_of(header.ids, client))
@@ -57,16 +77,32 @@ def restore_prompt(pages: PageTransfer, client: str | None, path: Path, binding:
     count = header.pages - known
     if pages.write(header.ids, client, known, count, parts) < count:
         raise InputError(f"{path.name} cannot be restored: there is no room for its {count:,} pages, or a step failed")
+    if state and not pages.write_state(header.ids, client, state):
+        with pages.runner.lock:
+            has_state = header.pages in pages.cache.snapshots_of(header.ids, client)
+        if not has_state:
+            raise InputError(f"{path.name} cannot be restored: there is no room for its states, or a step failed")
     return SavedPrompt(header.ids, size)
 
 
-def _read(path: Path, binding: bytes, tensors: Sequence[tuple[str, int]]) -> tuple[Header, list[Bytes], int]:
+def _read(path: Path, binding: bytes, pages: PageTransfer) -> tuple[Header, list[Bytes], list[Bytes], int]:
+    """The header of the pages, their contents, the states after them, and the bytes of the file."""
+    tensors, states = page_tensors(pages.runner), pages.runner.state_tensors
+    other = InputError(f"{path.name} was saved by another model, with other settings or for another key")
     try:
         with path.open("rb", buffering=0) as file:
             header, begin = read_header(file)
-            if header.binding != binding.hex() or header.first or header.tensors != tuple(tensors):
-                raise InputError(f"{path.name} was saved by another model, with other settings or for another key")
-            return header, read_contents(file, header, begin, header.pages), os.fstat(file.fileno()).st_size
+            if header.binding != binding.hex() or header.first or header.tensors != tensors or header.kind != PAGES:
+                raise other
+            contents = read_contents(file, header, begin, header.pages)
+            state = list[Bytes]()
+            if states and header.pages:
+                after, begin = read_header(file, begin + header.data_bytes)
+                place = (after.binding, after.kind, after.first + 1, after.ids)
+                if place != (header.binding, STATES, header.pages, header.ids[-PAGE:]) or after.tensors != states:
+                    raise other
+                state = read_contents(file, after, begin, 1)
+            return header, contents, state, os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         raise InputError(f"there is no {path.name}; save it first") from None
     except OSError as problem:

@@ -239,7 +239,7 @@ class DiskCache:
         try:
             if not self._make_room(len(header_bytes(header)) + header.data_bytes):
                 return False
-            size = write_record(path, header, contents)
+            size = write_record(path, (header, contents))
         except (OSError, MemoryError) as problem:
             self.note_failure(problem)
             return False

@@ -103,23 +103,26 @@ def header_bytes(header: Header) -> bytes:
     return raw + bytes(-len(raw) % _ALIGNMENT)
 
 
-def write_record(path: Path, header: Header, contents: Sequence[Bytes]) -> int:
-    """A new file, whole or not at all, that its owner alone can read; its size.
+def write_record(path: Path, *records: tuple[Header, Sequence[Bytes]]) -> int:
+    """A new file of records, whole or not at all, that its owner alone can read; its size.
 
     It is not flushed to the disk: what a crash of the system leaves of it is found out by checksums.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    head = header_bytes(header)
+    size = 0
     try:
         with open(temporary, "xb", buffering=0, opener=open_private) as file:
-            _write_all(file, head)
-            for tensor in contents:
-                _write_all(file, np.ascontiguousarray(tensor).data.cast("B"))
+            for header, contents in records:
+                head = header_bytes(header)
+                _write_all(file, head)
+                for tensor in contents:
+                    _write_all(file, np.ascontiguousarray(tensor).data.cast("B"))
+                size += len(head) + header.data_bytes
         os.replace(temporary, path)
     finally:
         with suppress(OSError):
             temporary.unlink()
-    return len(head) + header.data_bytes
+    return size
 
 
 def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
@@ -128,8 +131,9 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def read_header(file: IO[bytes]) -> tuple[Header, int]:
-    """The header of an open file, and where its data begin."""
+def read_header(file: IO[bytes], at: int = 0) -> tuple[Header, int]:
+    """The header of a record of an open file, which begins somewhere, and where its data begin."""
+    file.seek(at)
     raw = file.read(len(_MAGIC) + 8 + _DIGEST)
     if len(raw) < len(_MAGIC) + 8 + _DIGEST or not raw.startswith(_MAGIC):
         raise RecordError("it does not begin as a record does")
@@ -144,7 +148,7 @@ def read_header(file: IO[bytes]) -> tuple[Header, int]:
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise RecordError(f"its header cannot be read: {problem!r:.100}") from None
     begin = len(raw) + length
-    return header, begin + -begin % _ALIGNMENT
+    return header, at + begin + -begin % _ALIGNMENT
 
 
 def _header(fields: Mapping[str, Any]) -> Header:

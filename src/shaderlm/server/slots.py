@@ -30,9 +30,6 @@ class SlotFiles:
     """The slots of the clients of one model, and a folder for their files. With keys each client has its own below."""
 
     def __init__(self, model: LanguageModel, folder: Path, keys: Sequence[str] = ()) -> None:
-        if model.config.recurrent:
-            layers = f"layers of the architecture {model.config.architecture} keep a state, which is in no page"
-            raise InputError(f"slots of this model cannot be saved: {layers}. Leave --slot-save-path out")
         self._model, self._folder, self._keys = model, folder, tuple(keys)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
