@@ -93,8 +93,6 @@ class LanguageModel:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InputError(f"cache_disk must be a number of bytes, at least 1, got {limit!r}")
         runner = self._runner
-        if not runner.page_tensors:
-            raise InputError(f"{self.report.name} has no layer with keys and values: nothing can be kept on disk")
         from ..runtime.disk_cache import DiskCache
         from .model_identity import identity_of
         from .page_transfer import page_tensors

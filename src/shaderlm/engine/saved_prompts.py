@@ -39,8 +39,6 @@ def save_prompt(pages: PageTransfer, ids: Sequence[int], client: str | None, pat
 
     binding: what a model that reads it must have in common with this one.
     """
-    if not pages.runner.page_tensors:
-        raise InputError("the model has no layer with keys and values: there are no pages to save")
     match = Match()
 
     def find() -> Sequence[int]:
