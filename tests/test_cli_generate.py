@@ -312,6 +312,9 @@ def test_verbose_says_what_and_how_fast_on_stderr(tiny: Path) -> None:
         "finish reason: length",
     ):
         assert words in done.err
+    assert "drafts" not in done.err
+    drafting = generate(tiny, "Hello", "-n", 4, "--verbose", "--draft", "ngram")
+    assert re.search(r"^drafts   \d+ tokens, \d+ accepted$", drafting.err, re.M)
 
 
 def test_auto_says_that_it_computes_on_the_cpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

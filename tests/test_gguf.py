@@ -255,7 +255,8 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"error": "not found"}', "JSON"),
         (bytes(100), "zeros"),
         (b"\x07something", "begins with the bytes 07 73"),
-        (b"G", "begins with the bytes 47"),
+        (b"G", "text, it begins with 'G'"),
+        (b"The capital of France", "text, it begins with 'The capital of F'"),
     ],
 )
 def test_strangers_are_named(tmp_path: Path, content: bytes, said: str) -> None:

@@ -92,6 +92,8 @@ def generate(
                 tell(_logprob_line(loaded, entry))
         if verbose:
             tell(_timing(completion))
+            if loaded.engine.drafter is not None:
+                tell(_drafts(loaded))
         if completion.finish_reason == "length" and form is None and (verbose or sys.stderr.isatty()):
             tell(_cut(loaded, completion, options["max_tokens"]))
 
@@ -135,6 +137,14 @@ def _timing(completion: Completion) -> str:
         f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token\n"
         f"output   {len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s; "
         f"finish reason: {completion.finish_reason}"
+    )
+
+
+def _drafts(model: LanguageModel) -> str:
+    stats, by = model.engine.stats(), model.draft_model
+    return (
+        f"drafts   {stats.drafted_tokens:,} tokens{'' if by is None else f' by {printable(by.report.name)}'}, "
+        f"{stats.accepted_tokens:,} accepted"
     )
 
 

@@ -166,5 +166,7 @@ def _check_magic(path: Path, data: mmap.mmap) -> None:
         text = begin.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
         # Pickles and archives are told by exact bytes, text by its first word whatever its case.
         known = [what for start, what in _OTHER_FILES if begin.startswith(start) or text.startswith(start)]
-        looks = known[0] if known else f"nothing known, it begins with the bytes {begin[:8].hex(' ')}"
+        is_text = begin[:16].isascii() and begin[:16].decode().isprintable()
+        begins = f"{begin[:16].decode()!r}" if is_text else f"the bytes {begin[:8].hex(' ')}"
+        looks = known[0] if known else f"{'text' if is_text else 'nothing known'}, it begins with {begins}"
     raise ModelError(f"{path} is not a GGUF file; it looks like {looks}")
