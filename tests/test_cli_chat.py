@@ -29,7 +29,7 @@ from shaderlm.runtime.runner import SequenceChunk
 from .command_line import COMMAND, Done, Recorder, shaderlm, start
 from .tiny_models import write_tiny_llama
 
-NAMES = ["/regenerate", "/undo", "/reset", "/system", "/set", "/save", "/save!", "/load", "/help", "/quit"]
+NAMES = ["/regenerate", "/image", "/undo", "/reset", "/system", "/set", "/save", "/save!", "/load", "/help", "/quit"]
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals and terminals")
 
 

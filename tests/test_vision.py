@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -19,6 +20,7 @@ from shaderlm.models.vision import Tower, read_tower
 from shaderlm.runtime.tower import NumpyTower, TowerSource
 from shaderlm.vision import open_picture
 
+from .command_line import shaderlm
 from .vision_oracles import IMAGE_TOKENS, NAMES, SOURCES, VisionOracle
 
 pytest.importorskip("PIL", reason="Pillow is in the extra `vision`")
@@ -219,3 +221,27 @@ def test_on_a_device(name: str, source: str, vision_oracles: dict[str, VisionOra
             made = model.vision.runner.encode(picture.pixels, layout)
             wide = oracle.arrays[f"features-{number}"]
             assert np.abs(made[:, : wide.shape[1]] - wide).max() < 2e-3
+
+
+def test_command_line(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:
+    """`generate --image`, and `/image` or a path in `chat`; a conversation with pictures is saved and read again."""
+    oracle = vision_oracles["qwen3vl"]
+    case, model = oracle.cases[0], ("-m", oracle.folder / "hf", "--device", "numpy", "--precision", "exact")
+    (picture,) = oracle.pictures(case)
+    text = case["messages"][0]["content"][1]["text"]
+    done = shaderlm("generate", *model, "--image", picture, "-n", 12, "--ignore-eos", "--json", text)
+    assert json.loads(done.out)["ids"] == case["greedy"]
+    kept = tmp_path / "kept.json"
+    lines = [f"/image {picture}", str(picture), text, "/image none.png", f"/save {kept}", f"/load {kept}", "more"]
+    done = shaderlm("chat", *model, "-n", 4, "-t", 0, given="\n".join(lines))
+    assert "1 picture for your next message" in done.err
+    assert "2 pictures for your next message" in done.err
+    assert "cannot be read" in done.err
+    assert done.code == 0
+    assert [part["type"] for part in json.loads(kept.read_text())[0]["content"]] == ["image_url", "image_url", "text"]
+    for more, words in (
+        (("--raw", "--image", picture), "--image needs a chat template"),
+        (("--image", tmp_path / "none.png"), "cannot be read"),
+        (("--image", picture, "--no-vision"), "does not read images"),
+    ):
+        assert words in shaderlm("generate", *model, *more, "x").err

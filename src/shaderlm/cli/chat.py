@@ -22,6 +22,7 @@ from .cache_options import cache_options
 from .conversation import ChatSession
 from .draft_options import draft_options
 from .history import History, redraw_after_stop, set_up_readline
+from .image_options import picture_path, vision_options
 from .loading import load_model
 from .options import CHAT_SAMPLING, ModelOptions, generation_options, model_options, sampling_options, with_model_values
 from .streaming import tell
@@ -35,6 +36,7 @@ _ELSEWHERE = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/regen": "
 @model_options
 @cache_options
 @draft_options
+@vision_options
 @sampling_options(max_tokens=1024, **CHAT_SAMPLING, parse_special=False)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")
@@ -85,7 +87,10 @@ def _loop(conversation: ChatSession, history: History | None) -> None:
             if history is not None:
                 history.add(typed)
                 _tell_problem(history)
-            if command:
+            picture = picture_path(text) if conversation.model.vision is not None else None
+            if picture is not None:  # which may begin with a /
+                _image(conversation, picture)
+            elif command:
                 if not _command(conversation, text):
                     return
             elif text.strip():
@@ -160,6 +165,14 @@ def _system(conversation: ChatSession, argument: str) -> None:
         tell("there is no system message; /system TEXT sets one")
     else:
         tell(f'{conversation.system}\n(/system TEXT changes it, /system "" removes it)')
+
+
+def _image(conversation: ChatSession, argument: str) -> None:
+    if not argument:
+        tell("/image needs the name of a file, such as /image photo.jpg")
+        return
+    count = conversation.attach(argument)
+    tell(f"{_count(count, 'picture')} for your next message")
 
 
 def _regenerate(conversation: ChatSession, argument: str) -> None:
@@ -237,6 +250,7 @@ def _count(number: int, noun: str) -> str:
 
 COMMANDS: dict[str, tuple[Callable[[ChatSession, str], None] | None, str]] = {
     "/regenerate": (_regenerate, "answer your last message once more"),
+    "/image FILE": (_image, "add a picture to your next message; so does a line that is its path"),
     "/undo": (_undo, "forget your last message and its answer"),
     "/reset": (_reset, "start a new conversation"),
     "/system [TEXT]": (_system, "show or change the system message"),

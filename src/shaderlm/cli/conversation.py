@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .image_options import content_with
 from .streaming import tell, tell_cancelled, write_stream
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ChatSession:
     verbose: bool = False
     messages: list[Message] = field(default_factory=list)
     first: int = 0
+    images: list[str] = field(default_factory=list)  # files for the next message
     again: int = 0  # how often the last answer was made again
 
     @property
@@ -53,7 +55,7 @@ class ChatSession:
 
     def reset(self) -> None:
         """Forget everything but the system message."""
-        self.messages = []
+        self.messages, self.images = [], []
         self.first = self.again = 0
 
     def replace(self, messages: Sequence[Message]) -> None:
@@ -83,7 +85,17 @@ class ChatSession:
 
     def say(self, text: str) -> None:
         """Answer on stdout. A message without an answer, because it does not fit or was stopped, is forgotten."""
-        self._answer([*self.messages, _message("user", text)], 0, _NO_ANSWER)
+        message = {"role": "user", "content": content_with(self.images, text)}
+        self.images = []
+        self._answer([*self.messages, message], 0, _NO_ANSWER)
+
+    def attach(self, path: str) -> int:
+        """A picture for the next message. How many there are."""
+        if self.model.vision is None:
+            raise InputError(f"{self.model.report.name} does not read images")
+        content_with([path], "")  # what cannot be read is an error now
+        self.images.append(path)
+        return len(self.images)
 
     def regenerate(self) -> None:
         """Answer the last message of the user once more. The new answer replaces the old one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from ..errors import InputError
 from .cache_options import cache_options
 from .completion import complete_files
 from .draft_options import draft_options
+from .image_options import content_with, image_option, vision_options
 from .info import printable
 from .loading import load_model, status
 from .options import (
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 @model_options
 @cache_options
 @draft_options
+@vision_options
+@image_option
 @sampling_options(max_tokens=256)
 @structure_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
@@ -56,6 +60,7 @@ def generate(
     prompt: str | None,
     file: str | None,
     model_options: ModelOptions,
+    images: tuple[str, ...],
     system: str | None,
     raw: bool,
     form: str | None,
@@ -73,6 +78,8 @@ def generate(
     begin_opening(model_options.device, model_options.backend)
     if raw and system is not None:
         raise click.UsageError("--system needs a chat template; leave out --raw.")
+    if raw and images:
+        raise click.UsageError("--image needs a chat template; leave out --raw.")
     if not raw:
         from ..text.chat import start_rendering
 
@@ -83,7 +90,7 @@ def generate(
         options = with_model_values(options, loaded)
         if verbose:
             tell("\n".join(map(printable, loaded.report.lines())))
-        completion = _generate(_stream(loaded, text, raw, system, options), form)
+        completion = _generate(_stream(loaded, text, images, raw, system, options), form)
         if form is not None:
             indent = 2 if form == "json" else None
             print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=indent), flush=True)
@@ -98,15 +105,26 @@ def generate(
             tell(_cut(loaded, completion, options["max_tokens"]))
 
 
-def _stream(model: LanguageModel, text: str, raw: bool, system: str | None, options: GenerationOptions) -> Stream:
+def _stream(
+    model: LanguageModel,
+    text: str,
+    images: Sequence[str],
+    raw: bool,
+    system: str | None,
+    options: GenerationOptions,
+) -> Stream:
     if raw or not model.has_chat_template:
+        if images:
+            raise InputError(f"{model.report.name} has no chat template to put images in; leave out --image")
         if system is not None:
             raise InputError(f"{model.report.name} has no chat template to put a system message in; leave out --system")
         return model.stream(text, **options)
     first = [] if system is None else [{"role": "system", "content": system}]
     # What is printed has the form that was asked for, so there is no thinking before it.
     free = options.get("json_schema") is None and options.get("grammar") is None
-    return model.stream_chat([*first, {"role": "user", "content": text}], reasoning=free, **options)
+    return model.stream_chat(
+        [*first, {"role": "user", "content": content_with(images, text)}], reasoning=free, **options
+    )
 
 
 def _generate(stream: Stream, form: str | None) -> Completion:

@@ -166,7 +166,7 @@ def load_model(model_options: ModelOptions, generation: GenerationOptions | None
 
     check = None if generation is None else generation_params(generation).sampling.check_vocabulary
     options = asdict(model_options)
-    options["tune"] = not options.pop("no_tune")
+    options["tune"], options["vision"] = not options.pop("no_tune"), not options.pop("no_vision")
     for name in ("cache_disk", "draft_tokens"):
         if options[name] is None:
             del options[name]

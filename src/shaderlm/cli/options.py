@@ -44,6 +44,9 @@ class ModelOptions:
     draft: str | None = None
     draft_model: str | None = None
     draft_tokens: int | None = None
+    mmproj: str | None = None
+    no_vision: bool = False
+    image_tokens: tuple[int, int] | None = None
 
 
 def _biases(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[int, float]:

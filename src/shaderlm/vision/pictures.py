@@ -69,7 +69,7 @@ def open_picture(source: Any) -> Picture:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _of_bytes(bytes(source))
     if isinstance(source, (str, os.PathLike)):
-        return _of_bytes(_file(source))
+        return _of_bytes(file_bytes(source))
     if isinstance(source, np.ndarray):
         return _of_array(source)
     if hasattr(source, "convert") and hasattr(source, "mode"):
@@ -79,7 +79,8 @@ def open_picture(source: Any) -> Picture:
     raise InputError(f"a picture must be {_EXPECTED}, got {type(source).__name__}")
 
 
-def _file(path: str | os.PathLike[str]) -> bytes:
+def file_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file that may be a picture; no more than one may have."""
     if isinstance(path, str) and "://" in path:
         raise InputError(f"{path:.80}: addresses are not fetched; download the picture and give its path")
     try:
