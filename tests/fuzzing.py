@@ -28,6 +28,7 @@ from shaderlm.formats.opening import open_checkpoint
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.text import Tokenizer, Vocabulary, check_vocabulary
 
+from .checkpoints import recorded, write_folder, write_gguf
 from .folders import folder_of
 from .tiny_models import write_tiny
 
@@ -200,7 +201,15 @@ def _fields(data: bytes) -> tuple[list[Field], int]:
 
 
 def _gguf(folder: Path) -> tuple[Callable[[random.Random], str], Path]:
-    path = write_tiny(folder / "tiny.gguf", "llama")
+    return _numbers(write_tiny(folder / "tiny.gguf", "llama"))
+
+
+def _scans(folder: Path) -> tuple[Callable[[random.Random], str], Path]:
+    """Layers of several kinds, with lists of numbers for them."""
+    return _numbers(write_gguf(folder / "tiny.gguf", recorded("nemotron_h")))
+
+
+def _numbers(path: Path) -> tuple[Callable[[random.Random], str], Path]:
     sound = path.read_bytes()
     fields, end = _fields(sound)
 
@@ -314,6 +323,23 @@ def _config(folder: Path) -> tuple[Callable[[random.Random], str], Path]:
     return _json(made / "config.json", config), made
 
 
+def _scan_configs(folder: Path) -> tuple[Callable[[random.Random], str], Path]:
+    """Of layers with selective scans."""
+    names = ("nemotron_h_moe", "falcon-h1", "granitehybrid")
+    made = {name: write_folder(folder / name, recorded(name)) for name in names}
+    path = next(iter(made.values()))
+    configs = {name: json.loads((each / "config.json").read_text(encoding="utf-8")) for name, each in made.items()}
+    mutations = {name: _json(path / "config.json", config) for name, config in configs.items()}
+    weights = {name: (each / "model.safetensors").read_bytes() for name, each in made.items()}
+
+    def mutate(rng: random.Random) -> str:
+        name = rng.choice(names)
+        (path / "model.safetensors").write_bytes(weights[name])
+        return f"{name}: {mutations[name](rng)}"
+
+    return mutate, path
+
+
 # Tokenizers ----------------------------------------------------------------------------------------------
 
 _SPLIT = {"type": "Split", "pattern": {"Regex": "\\p{L}+|\\s+|[^\\s]"}, "behavior": "Isolated", "invert": False}
@@ -388,8 +414,10 @@ def _tokenizer(folder: Path) -> tuple[Callable[[random.Random], str], Path]:
 
 KINDS: Mapping[str, Callable[[Path], tuple[Callable[[random.Random], str], Path]]] = {
     "gguf": _gguf,
+    "scans": _scans,
     "safetensors": _safetensors,
     "config": _config,
+    "configs of scans": _scan_configs,
     "tokenizer": _tokenizer,
 }
 

@@ -114,6 +114,7 @@ IGNORED: Mapping[tuple[str, str], str] = {
         itertools.product(("nemotron_h", "nemotron_h_moe"), ("rope.dimension_count", "rope.freq_base")),
         "positions are not rotated",
     ),
+    ("nemotron_h_moe", "expert_shared_count"): "the width says it",
     ("stablelm", "use_parallel_residual"): "converters write true where the model does not say; the norms are decisive",
 }
 
