@@ -250,7 +250,7 @@ def test_sizes_are_those_of_plans(name: str, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="multiple of 32"):
             memory(kind, config, LARGE_GPU, config.context)
         return
-    assert [row["context"] for row in sizes] == [config.context]
+    assert sizes[-1]["context"] == config.context
     for row in sizes:
         planned = memory(kind, config, LARGE_GPU, row["context"])
         assert row["cache"] == planned.cache

@@ -332,7 +332,7 @@ def _rope_of(model: _Model | None, numbers: dict[str, Any]) -> dict[str, Any]:
     """Files leave out what follows from the rest here, too."""
     if model is not None:
         rope = model[1].rope
-        if numbers["dimensions"] is None:
+        if numbers["dimensions"] is None or not rope.rotary:  # files say how it would be, where nothing is rotated
             numbers["dimensions"] = rope.rotary
         if numbers["base"] is None and rope.rotary:
             numbers["base"] = rope.theta
@@ -473,10 +473,11 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("left aside", f"{facts['predictors']} layers that predict further tokens"))
     for name in ("context", "layers", "hidden"):
         lines.append((name, _shown(facts[name])))
-    if facts["heads"] is not None:
+    if facts["heads"]:
         lines.append(("heads", f"{_shown(facts['heads'])}, {_shown(facts['kv_heads'])} of keys and values"))
-    lines.append(("head width", _shown(facts["head_width"])))
-    lines.append(("FFN", _shown(facts["ffn"])))
+        lines.append(("head width", _shown(facts["head_width"])))
+    if facts["ffn"] != 0:
+        lines.append(("FFN", _shown(facts["ffn"])))
     lines.append(("vocabulary", _shown(facts["vocabulary"])))
     lines.append(("rope", _rope(facts["rope"])))
     for window, layers in facts["windows"].items():
