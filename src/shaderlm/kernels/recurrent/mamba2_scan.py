@@ -8,8 +8,9 @@ from ..wgsl import Kernel
 
 _ROWS = 8  # of the state, in the registers of a lane
 _LANES = 128  # of a workgroup, if its head is wide enough
+_WINDOW = 8  # rows of a step that workgroups look at for beginnings of sequences
 _MOST = 3e38  # where nothing limits dt
-_CHUNKS = (8, 4, 2, 1)  # rows of a step between two barriers
+_CHUNKS = (16, 8, 4, 2, 1)  # rows of a step between two barriers
 
 
 def _quads(dims: Dims, caps: DeviceCaps) -> int:
@@ -17,7 +18,7 @@ def _quads(dims: Dims, caps: DeviceCaps) -> int:
     quads, parts = int(dims["P"]) // 4, int(dims["N"]) // _ROWS
     lanes = max(1, _LANES // parts)
     while lanes > 1 and (
-        lanes >= 2 * quads or (lanes * parts > 32 and dims["H"] * ceil_div(quads, lanes) < processors(caps))
+        lanes >= 2 * quads or (lanes * parts > 32 and dims["H"] * ceil_div(quads, lanes) < 2 * processors(caps))
     ):
         lanes //= 2
     return lanes
@@ -30,7 +31,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     each = 8 * rows + 16 * quads + 8 + 16 * lanes  # bytes of workgroup memory
     fitting = [chunk for chunk in _CHUNKS if chunk * each <= caps.max_workgroup_memory]
     chunk = 1 if dims["single"] else next(iter(fitting), 1)
-    gated = "gate_first" in dims
+    gated, window = "gate_first" in dims, 1 if dims["single"] else _WINDOW
     constants = {
         "GATED": gated,
         "ONE_ROW": tokens == 1,
@@ -39,7 +40,8 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "PARTS": parts,
         "WG": lanes,
         "STATE": rows,
-        "ROWS": _ROWS,
+        "ROW_QUADS": _ROWS // 4,
+        "WINDOW": window,
         "CHUNK": chunk,
         "SUMS": chunk * lanes,
         "STAGED": chunk * rows // 4,
@@ -49,8 +51,10 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     params |= {"most": dims["dt_max"] or _MOST, "stride": dims.get("stride", heads)}
     params |= {name: dims.get(name, 0) for name in ("deltas_first", "gate_first")}
     name = "projected" if gated else "deltas"
-    kernel = Kernel("recurrent/mamba2_scan", ("shared/batch", "recurrent/states", "shared/silu"))
-    dispatch = Dispatch(kernel, tokens * heads * ceil_div(values // 4, quads), params, constants, {"projected": name})
+    kernel = Kernel("recurrent/mamba2_scan", ("shared/batch", "recurrent/states", "shared/silu"), unroll=True)
+    dispatch = Dispatch(
+        kernel, ceil_div(tokens, window) * heads * ceil_div(values // 4, quads), params, constants, {"projected": name}
+    )
     channels = heads * values + 2 * groups * rows
     buffers = {
         "x": f32(tokens * channels),

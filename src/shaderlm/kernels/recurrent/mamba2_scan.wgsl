@@ -2,16 +2,17 @@
 // S ← exp(rate · dt) S + dt · B vᵀ, out = Sᵀ C + skip · v, dt = log(1 + exp(delta + shift)) within its limits
 // v, B and C are silu(x + bias): x is the values of all heads, B of all groups, C of all groups.
 // GATED: out is that times silu of gates, which lie in rows beside the steps.
-// Grid: for each row, head and 4 · QUADS of its values one workgroup, folded; those of rows that are not the first of
-// their sequence in the step return. Four columns of S are in the registers of PARTS lanes, ROWS rows each. Sums over
-// rows are taken once for CHUNK rows of the step, and in the same order whatever CHUNK is.
-// Needs STATE in multiples of ROWS, and values in fours.
+// Grid: for each WINDOW of rows, head and 4 · QUADS of its values one workgroup, folded: it takes the sequences that begin
+// in its window, one after the other, to their ends. Four columns of S are in the registers of PARTS lanes, 4 · ROW_QUADS
+// rows each. Sums over rows are taken once for CHUNK rows of the step, and in the same order whatever CHUNK is.
+// Needs STATE in multiples of 4 · ROW_QUADS, and values in fours.
 
 const QUADS: u32 = 8u;
-const PARTS: u32 = 16u;   // STATE / ROWS
+const PARTS: u32 = 16u;   // STATE / (4 · ROW_QUADS)
 const WG: u32 = 128u;     // QUADS · PARTS
 const STATE: u32 = 128u;  // rows of S
-const ROWS: u32 = 8u;
+const ROW_QUADS: u32 = 2u;
+const WINDOW: u32 = 8u;   // rows of the step that a workgroup looks at
 const CHUNK: u32 = 8u;    // rows of the step between two barriers
 const SUMS: u32 = 1024u;  // CHUNK · WG
 const STAGED: u32 = 256u; // CHUNK · STATE / 4
@@ -64,16 +65,20 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let quads = params.values / 4u;
-    let blocks = (quads + QUADS - 1u) / QUADS;
+    let blocks = (params.values / 4u + QUADS - 1u) / QUADS;
     let index = group.x + group.y * groups.x;
-    let head = index / blocks % params.heads;
-    let first = index / blocks / params.heads;
+    let window = index / blocks / params.heads * WINDOW;
     let rows = batch_rows();
-    if (first >= rows || (!SINGLE && continues(first, 1u))) {
-        return;
+    for (var first = window; first < min(window + WINDOW, rows); first = first + 1u) {
+        if (SINGLE || !continues(first, 1u)) {
+            run(first, rows, index / blocks % params.heads, index % blocks * QUADS, lane);
+        }
     }
-    let begin_quad = index % blocks * QUADS;
+}
+
+// A head's columns from the quad `begin_quad` on, of the sequence that begins at row `first`.
+fn run(first: u32, rows: u32, head: u32, begin_quad: u32, lane: u32) {
+    let quads = params.values / 4u;
     let quad = begin_quad + lane % QUADS;
     let there = quad < quads;
     let part = lane / QUADS;
@@ -84,16 +89,23 @@ fn main(
     let shift = factors[params.heads + head];
     let skip = factors[2u * params.heads + head];
     let begin = batch_row(first);
-    let base = ((state_row(begin) * params.heads + head) * STATE + part * ROWS) * quads + quad;
+    let spare = spare_row(begin);
+    let place = head * STATE + part * 4u * ROW_QUADS;
+    let base = (state_row(begin) * params.heads * STATE + place) * quads + quad;
 
-    var S: array<vec4<f32>, ROWS>;
-    for (var r = 0u; r < ROWS; r = r + 1u) {
-        S[r] = vec4<f32>();
+    var S: array<array<vec4<f32>, 4>, ROW_QUADS>;  // registers
+    for (var q = 0u; q < ROW_QUADS; q = q + 1u) {  // unrolled
+        S[q][0u] = vec4<f32>();
+        S[q][1u] = vec4<f32>();
+        S[q][2u] = vec4<f32>();
+        S[q][3u] = vec4<f32>();
         if (there && begin.position > 0u) {
-            S[r] = state[base + r * quads];
+            S[q][0u] = state[base + 4u * q * quads];
+            S[q][1u] = state[base + (4u * q + 1u) * quads];
+            S[q][2u] = state[base + (4u * q + 2u) * quads];
+            S[q][3u] = state[base + (4u * q + 3u) * quads];
         }
     }
-    let spare = spare_row(begin);
     var t = first;
     loop {
         var count = 1u;
@@ -111,30 +123,34 @@ fn main(
             vs[i] = silu4(x[(t + i / QUADS) * channels + at] + bias[at]);
         }
         for (var i = lane; i < count; i = i + WG) {
-            let dt = clamp(softplus(projected[(t + i) * params.stride + params.deltas_first + head] + shift), params.least, params.most);
+            let delta = projected[(t + i) * params.stride + params.deltas_first + head];
+            let dt = clamp(softplus(delta + shift), params.least, params.most);
             steps[i] = vec2<f32>(dt, exp(rate * dt));
         }
         workgroupBarrier();
         for (var i = 0u; i < count; i = i + 1u) {
             if (!SINGLE && t + i > first && spare != NONE && there) {
                 let row = min(spare + t + i - first - 1u, state_count() - 1u);
-                let place = ((row * params.heads + head) * STATE + part * ROWS) * quads + quad;
-                for (var r = 0u; r < ROWS; r = r + 1u) {
-                    state[place + r * quads] = S[r];
+                let kept = (row * params.heads * STATE + place) * quads + quad;
+                for (var q = 0u; q < ROW_QUADS; q = q + 1u) {  // unrolled
+                    state[kept + 4u * q * quads] = S[q][0u];
+                    state[kept + (4u * q + 1u) * quads] = S[q][1u];
+                    state[kept + (4u * q + 2u) * quads] = S[q][2u];
+                    state[kept + (4u * q + 3u) * quads] = S[q][3u];
                 }
             }
             let now = steps[i];
             let v = now.x * vs[i * QUADS + lane % QUADS];
+            let at = i * (STATE / 4u) + part * ROW_QUADS;
             var sum = vec4<f32>();
-            for (var r = 0u; r < ROWS; r = r + 4u) {
-                let at = (i * STATE + part * ROWS + r) / 4u;
-                let b = Bs[at];
-                let c = Cs[at];
-                S[r] = now.y * S[r] + b.x * v;
-                S[r + 1u] = now.y * S[r + 1u] + b.y * v;
-                S[r + 2u] = now.y * S[r + 2u] + b.z * v;
-                S[r + 3u] = now.y * S[r + 3u] + b.w * v;
-                sum = sum + c.x * S[r] + c.y * S[r + 1u] + c.z * S[r + 2u] + c.w * S[r + 3u];
+            for (var q = 0u; q < ROW_QUADS; q = q + 1u) {  // unrolled
+                let b = Bs[at + q];
+                let c = Cs[at + q];
+                S[q][0u] = now.y * S[q][0u] + b.x * v;
+                S[q][1u] = now.y * S[q][1u] + b.y * v;
+                S[q][2u] = now.y * S[q][2u] + b.z * v;
+                S[q][3u] = now.y * S[q][3u] + b.w * v;
+                sum = sum + c.x * S[q][0u] + c.y * S[q][1u] + c.z * S[q][2u] + c.w * S[q][3u];
             }
             sums[i * WG + lane] = sum;
         }
@@ -154,15 +170,18 @@ fn main(
                 out[((t + i / QUADS) * params.heads + head) * quads + begin_quad + column] = sum;
             }
         }
+        workgroupBarrier();
         t = t + count;
         if (SINGLE || t >= rows || !continues(t, 1u)) {
             break;
         }
-        workgroupBarrier();
     }
-    for (var r = 0u; r < ROWS; r = r + 1u) {
+    for (var q = 0u; q < ROW_QUADS; q = q + 1u) {  // unrolled
         if (there) {
-            state[base + r * quads] = S[r];
+            state[base + 4u * q * quads] = S[q][0u];
+            state[base + (4u * q + 1u) * quads] = S[q][1u];
+            state[base + (4u * q + 2u) * quads] = S[q][2u];
+            state[base + (4u * q + 3u) * quads] = S[q][3u];
         }
     }
 }
