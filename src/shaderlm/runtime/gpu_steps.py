@@ -7,6 +7,7 @@ submissions. No plan depends on the length of a prompt or on the size of the poo
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,6 +124,7 @@ class GpuSteps(Runner):
             self._lowering.tuning = tuned(device, decode_graphs, precision, measure)
         self._weights: dict[str, Any] = {}
         self._page_copies: Any = None  # a buffer for pages that are read back
+        self._state_copy: Any = None  # one for a row of the states that is copied
         first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
         keys: list[StepSpec | Head] = [StepSpec(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
         keys += [StepSpec(first, CONTEXTS[0], self.cache, True), self.head(1, first, "greedy")]
@@ -315,11 +317,16 @@ class GpuSteps(Runner):
         self._replace(grown)
 
     def _copy_state(self, source: int, target: int) -> None:
-        copies = [
-            Copy(self._buffers[name], self._buffers[name], spec.nbytes, source * spec.nbytes, target * spec.nbytes)
-            for name, spec in self._kept("recurrent").items()
-        ]
-        self.device.copy(*copies)
+        # By way of a buffer that stays, all of them first: making one for each copy takes as long as a decode step.
+        rows = [(self._buffers[name], nbytes) for name, nbytes in self.state_tensors]
+        if self._state_copy is None:
+            self._state_copy = self.device.buffer(sum(nbytes for _, nbytes in rows))
+        places = itertools.accumulate((nbytes for _, nbytes in rows), initial=0)
+        there, back = list[Copy](), list[Copy]()
+        for (buffer, nbytes), at in zip(rows, places, strict=False):
+            there.append(Copy(buffer, self._state_copy, nbytes, source * nbytes, at))
+            back.append(Copy(self._state_copy, buffer, nbytes, at, target * nbytes))
+        self.device.copy(*there, *back)
 
     def _write_table(self, index: int, word: int) -> None:
         self.device.write(self._buffers["page_table"], np.array([word], np.uint32), 4 * index)
@@ -589,9 +596,10 @@ class GpuSteps(Runner):
                 for buffer in buffers.values():
                     buffer.destroy()
                 buffers.clear()
-            if self._page_copies is not None:
-                self._page_copies.destroy()
-                self._page_copies = None
+            for copies in (self._page_copies, self._state_copy):
+                if copies is not None:
+                    copies.destroy()
+            self._page_copies = self._state_copy = None
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
