@@ -43,7 +43,7 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
         else:
             sums, needs = reduction(caps)
             constants = _vec4_constants(width, caps)
-        finish = ("norm/finish_add",) if dims.get("residual") else ("norm/finish_none",)
+        finish: tuple[str, ...] = ("norm/finish_add" if dims.get("residual") else "norm/finish_none",)
         if gated := op == "rms_norm_silu_mul":
             finish = ("norm/finish_gate", "pointwise/apply_silu_mul")
             quads = 1 if strategy == "scalar" else 4

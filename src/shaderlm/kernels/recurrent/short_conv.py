@@ -15,8 +15,8 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     gated = "before_first" in dims
     params = {"width": width, "stride": stride, "first": dims["before_first"] if gated else dims.get("first", 0)}
     params |= {name: dims.get(name, 0) for name in ("values_first", "after_first")}
-    include = ("shared/batch", "recurrent/states", f"recurrent/columns_{'gated' if gated else 'each'}")
-    include = include if gated else (*include, "shared/silu")
+    columns = ("recurrent/columns_gated",) if gated else ("recurrent/columns_each", "shared/silu")
+    include = ("shared/batch", "recurrent/states", *columns)
     each = 1 if dims["single"] else _ROWS  # rows of a thread
     constants: dict[str, Constant] = {"ONE_ROW": tokens == 1, "WG": _WORKGROUP, "TAPS": kernel, "ROWS": each}
     constants |= {} if gated else {"SILU": dims["silu"]}
