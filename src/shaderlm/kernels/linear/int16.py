@@ -14,6 +14,7 @@ from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, as_measured, ceil_div, f32, filling, row_count
 from ..wgsl import Constant, Kernel, compose
+from . import rows_staged
 from .formats import FORMATS
 from .measured import FEW_ROWS, GEMV_INT16, HALF, LARGE_ENOUGH, NEARLY_ALL, ROW_BY_ROW, WHOLE, is_measured
 from .packed import (
@@ -27,6 +28,7 @@ from .packed import (
     pairs_are_whole,
     ranges,
 )
+from .rows_staged import RowsConfig
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
@@ -48,6 +50,10 @@ class Int16Config:
     def per_group(self) -> int:
         """Rows of a workgroup. Lanes that are too few to share one are idle."""
         return self.rows * (self.threads // self.lanes_per_row)
+
+    def workgroups(self, tokens: int, n: int) -> int:
+        """Of a product, one for each row of x."""
+        return tokens * ceil_div(n, self.per_group)
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
@@ -185,7 +191,8 @@ def is_preferred(dims: Dims, caps: DeviceCaps) -> bool:
     """Where it goes before others. Of several rows, every workgroup reads weights for one."""
     if dims["tokens"] == 1:
         return large_enough(dims, caps)
-    return caps.policy.round_inputs and _is_row_by_row(dims, caps, 1)
+    together = rows_staged.config_for(dims, caps) is not None
+    return caps.policy.round_inputs and (together or _is_row_by_row(dims, caps, 1))
 
 
 def _is_row_by_row(dims: Dims, caps: DeviceCaps, times: int) -> bool:
@@ -231,7 +238,7 @@ def _rows_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         prologue = "rounded results" if dims["rounded"] else f"the prologue {dims['prologue']}"
         return f"with {prologue} it takes one token, tokens is {dims['tokens']}"
     rope = dims["tokens"] > 1 and dims["epilogue"] == "rope_kv_write"
-    if rope and not _is_row_by_row(dims, caps, _ROPE_SAVES):
+    if rope and not _is_row_by_row(dims, caps, _ROPE_SAVES) and rows_staged.config_for(dims, caps) is None:
         return f"so large a weight is read once for all of {dims['tokens']} tokens, and rope comes after it"
     return None
 
@@ -249,16 +256,22 @@ def _rounding_unsupported_reason(threads: int, dims: Dims, caps: DeviceCaps) -> 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """A few rows of x: groups of lanes share the K of their rows."""
-    return launch_list_with(config_for(dims, caps), dims, caps)
+    together = rows_staged.config_for(dims, caps) if dims["tokens"] > 1 else None
+    return launch_list_with(together or config_for(dims, caps), dims, caps)
 
 
 def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with every configuration that may be the fastest, by name."""
-    return {str(config): partial(launch_list_with, config, dims, caps) for config in candidate_configs(dims, caps)}
+    configs: list[Int16Config | RowsConfig] = [*candidate_configs(dims, caps)]
+    if dims["tokens"] > 1:
+        configs += rows_staged.candidate_configs(dims, caps, lambda count: count >= filling(LEAST_GROUPS, caps))
+        in_pairs = dims["epilogue"] in _IN_PAIRS
+        configs = [config for config in configs if not (in_pairs and config.rows == 1)]
+    return {str(config): partial(launch_list_with, config, dims, caps) for config in configs}
 
 
-def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """The same with a given configuration."""
+def launch_list_with(config: Int16Config | RowsConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """The same with a given configuration: several rows of x are multiplied together, or each for itself."""
     rope = dims["epilogue"] == "rope_kv_write"
     if rope:
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
@@ -275,13 +288,15 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
     }
     rows = ("linear/loaded_rows", layout(dims).file)
     include = (*before[dims["prologue"]], *sums, *rows, FORMATS[dims["format"]].int16, *epilogue)
-    kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
+    together = isinstance(config, RowsConfig)
+    path = rows_staged.KERNEL if together else "linear/linear_gemv_int16"
+    kernel = Kernel(path, include, frozenset({"subgroups"}), unroll=together)
     params = {"eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0, **head_params(dims)}
     tokens = dims["tokens"]
-    constants = {**config.constants(caps), "ROUNDS": _rounds(config, dims), "SEVERAL": tokens > 1}
-    products = over_ranges(
-        kernel, constants, lambda n: tokens * ceil_div(n, config.per_group), dims, caps, params, True
-    )
+    constants = config.constants(caps)
+    if isinstance(config, Int16Config):
+        constants |= {"ROUNDS": _rounds(config, dims), "SEVERAL": tokens > 1}
+    products = over_ranges(kernel, constants, lambda n: config.workgroups(tokens, n), dims, caps, params, True)
     buffers = dict(products.buffers)
     if dims["prologue"] in _NORMS:
         buffers["norm_weight"] = f32(padded_k(dims))
