@@ -32,9 +32,19 @@ fn main(
     if (index >= row_count() * quads) {
         return;
     }
+    let stride = params.tokens * quads;
+    let last = params.split - 1u;
     var sums = vec4<f32>();
-    for (var part = 0u; part < params.split; part = part + 1u) {
-        sums = sums + parts[part * params.tokens * quads + index];
+    // Four parts are asked for before the first is added: how many there are is not known to the compiler.
+    for (var part = 0u; part <= last; part = part + 4u) {
+        let a = parts[part * stride + index];
+        let b = parts[min(part + 1u, last) * stride + index];
+        let c = parts[min(part + 2u, last) * stride + index];
+        let d = parts[min(part + 3u, last) * stride + index];
+        sums = sums + a;
+        sums = sums + select(vec4<f32>(), b, part < last);
+        sums = sums + select(vec4<f32>(), c, part + 1u < last);
+        sums = sums + select(vec4<f32>(), d, part + 2u < last);
     }
     finish(0u, index / quads, 4u * (index % quads), sums);
 }

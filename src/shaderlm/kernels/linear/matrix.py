@@ -245,7 +245,7 @@ TILES = (
     Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
 _FEW_BLOCKS = 64  # of k, that a workgroup takes for few rows
-_LONG_ROW = 4096  # inputs that 256 lanes of round_rows keep in registers
+_LONG_ROW = 4096  # inputs above which 512 lanes round a row
 _SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -399,11 +399,13 @@ def rounded_rows(
     """The dispatch that rounds inputs, and its buffers. `count` is the file that counts rows, with its constants."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
     reduce, needs = reduction(caps)
-    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", reduce, count)
+    extent = ("shared/subgroup_lanes", "linear/row_extent_subgroup") if needs else (reduce, "linear/row_extent_tree")
+    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", *extent, count)
     params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
     how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
-    how |= {"MATRIX_WORDS": inputs.matrix_words, **(constants or {})}
+    how |= {"MATRIX_WORDS": inputs.matrix_words, **({"SUBGROUP": caps.subgroup_size} if needs else {})}
+    how |= constants or {}
     if k > _LONG_ROW and tokens <= filling(64, caps) and inputs.matrix_rows == 1:  # else one kernel for all products
         how["WG"] = min(512, caps.max_invocations)
     rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, how)
