@@ -28,9 +28,8 @@ from .packed import (
     pairs_are_whole,
     ranges,
 )
-from .rows_staged import RowsConfig
+from .rows_staged import IN_PAIRS, RowsConfig
 
-_IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
 _HEAD = 32768  # rows: products with as many, or more, are heads of models
 MAX_ROWS = 16  # of x
@@ -66,7 +65,7 @@ class Int16Config:
 
 def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
     """What was measured for a shape: where a device has fewer processors than the card, for as many rows of each."""
-    in_pairs = dims["epilogue"] in _IN_PAIRS
+    in_pairs = dims["epilogue"] in IN_PAIRS
     if not in_pairs and is_measured(FEW_ROWS, dims, caps):
         config = _few_rows(dims, caps)
         if config is not None:
@@ -175,7 +174,7 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[Int16Config]:
             if _rounding_unsupported_reason(config.threads, dims, caps):
                 continue
         if dims["N"] // config.per_group >= filling(LEAST_GROUPS, caps) and not (
-            dims["epilogue"] in _IN_PAIRS and rows == 1
+            dims["epilogue"] in IN_PAIRS and rows == 1
         ):
             configs[config] = None
     return list(configs)
@@ -223,7 +222,7 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return reason
     if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
         return "the prologue rms_norm_add_rms_norm and the epilogue rope_kv_write together bind too many buffers"
-    pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
+    pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in IN_PAIRS else None
     return integers_unsupported_reason(dims, caps) or _rows_unsupported_reason(dims, caps) or pairs
 
 
@@ -265,7 +264,7 @@ def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], Launch
     configs: list[Int16Config | RowsConfig] = [*candidate_configs(dims, caps)]
     if dims["tokens"] > 1:
         configs += rows_staged.candidate_configs(dims, caps, lambda count: count >= filling(LEAST_GROUPS, caps))
-        in_pairs = dims["epilogue"] in _IN_PAIRS
+        in_pairs = dims["epilogue"] in IN_PAIRS
         configs = [config for config in configs if not (in_pairs and config.rows == 1)]
     return {str(config): partial(launch_list_with, config, dims, caps) for config in configs}
 
