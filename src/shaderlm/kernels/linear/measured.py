@@ -86,8 +86,9 @@ GEMV_ROWS_INT16: Mapping[int, Sequence[tuple[Shape, Gemv]]] = {
     2: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(128, 32, 2))),
     4: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(64, 32, 4))),
 }
-# The GEMV of several rows that rounds its inputs itself: for up to so many rows, the first line that has the shape.
-ROWS_STAGED: tuple[tuple[int, Shape, GemvOfRows], ...] = ()
+# The GEMV of several rows that rounds its inputs itself: up to so many rows, up to so many beside matrix units, and
+# the first line that has the shape.
+ROWS_STAGED: tuple[tuple[int, int, Shape, GemvOfRows], ...] = ()
 # Weights from which on inputs are rounded, for K up to so many. NVIDIA H200, 2026-11-15.
 LARGE_ENOUGH = ((1023, 3_000_000), (MOST, 1_100_000))
 # Rows of x, and the largest K · N that is multiplied row by row. NVIDIA H200, 2026-11-19.

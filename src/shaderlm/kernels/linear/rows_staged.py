@@ -18,7 +18,6 @@ from .packed import padded_k
 
 KERNEL = "linear/linear_gemv_rows_staged"
 IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
-MAX_BESIDE_UNITS = 4  # rows: more go to matrix units, where there are some
 _LEAST_LANES = 4  # of a subgroup: what is not known is taken to be this
 
 
@@ -58,11 +57,9 @@ class RowsConfig:
 def config_for(dims: Dims, caps: DeviceCaps) -> RowsConfig | None:
     """What was measured for a shape; None where each row is multiplied for itself, or where another route is faster."""
     tokens, n = dims["tokens"], as_measured(dims["N"], caps)
-    if tokens == 1 or (caps.subgroup_matrix and tokens > MAX_BESIDE_UNITS):
-        return None
     in_pairs = dims["epilogue"] in IN_PAIRS
-    for most, shape, config in ROWS_STAGED:
-        if tokens <= most and shape.has(dims["K"], n, in_pairs):
+    for most, beside_units, shape, config in ROWS_STAGED:
+        if tokens <= (beside_units if caps.subgroup_matrix else most) and shape.has(dims["K"], n, in_pairs):
             return fitted(RowsConfig(*config, stage=0), dims, caps)
     return None
 

@@ -1,6 +1,6 @@
-// Sum and maximum over the WG lanes of a workgroup at once, by subgroups, with one barrier: a row is rounded before anything
-// can be multiplied, and each barrier is waited for. Exports: sum_and_max(sum, largest, lane), which all lanes call once.
-// Same function as row_extent_tree. Right for every size of subgroups that divides WG, given that they hold consecutive lanes.
+// Sum and maximum over the WG lanes of a workgroup at once, by subgroups, with one barrier: nothing is multiplied before a row
+// is rounded. Exports: sum_and_max(sum, largest, lane), which all lanes call once.
+// Right for every size of subgroups that divides WG, given that they hold consecutive lanes. Needs: shared/subgroup_lanes.
 
 var<workgroup> extent_slots: array<vec2<f32>, WG>;
 
