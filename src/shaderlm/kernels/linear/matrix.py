@@ -406,7 +406,9 @@ def rounded_rows(
     how |= {"MATRIX_WORDS": inputs.matrix_words, "SUBGROUP": caps.subgroup_size, **(constants or {})}
     if k > _LONG_ROW and tokens <= filling(64, caps) and inputs.matrix_rows == 1:  # else one kernel for all products
         how["WG"] = min(512, caps.max_invocations)
-    rounding = Dispatch(Kernel("linear/round_rows", include, frozenset({"subgroups"}), unroll=True), tokens, params, how)
+    rounding = Dispatch(
+        Kernel("linear/round_rows", include, frozenset({"subgroups"}), unroll=True), tokens, params, how
+    )
     more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
     return rounding, more | ({"norm_weight": f32(k)} if norm else {})
 
