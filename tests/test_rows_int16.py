@@ -105,11 +105,12 @@ def test_which_shapes_take_them(gpu: Device) -> None:
         dims = resolve("linear", {"tokens": tokens, "K": 2048, "N": 2048, "format": "q4_0", **more})
         return choose("linear", dims, caps, None, precision).name
 
-    few = ["gemv_int16", "gemv_int16", "gemv_int16", "tile_int16", "tile_int16"]
-    assert [taken(tokens, "fast") for tokens in (1, 2, 8, 9, 512)] == few
-    # Of a large weight, what was read serves all rows.
-    assert [taken(tokens, "fast", N=16384) for tokens in (2, 4)] == ["gemv_int16", "gemv_rows_int16"]
-    assert taken(2, "fast", N=128256) == "gemv_rows_int16"
+    few = ["gemv_int16", "gemv_int16", "gemv_int16", "gemv_int16", "tile_int16", "tile_int16"]
+    assert [taken(tokens, "fast") for tokens in (1, 2, 8, 16, 17, 512)] == few
+    assert [taken(tokens, "fast", N=16384) for tokens in (2, 4, 8, 9)] == [*["gemv_int16"] * 3, "tile_int16"]
+    assert [taken(tokens, "fast", N=128256) for tokens in (2, 4)] == ["gemv_int16"] * 2
+    # Shapes that were not measured are rounded before, or multiplied row by row.
+    assert [taken(tokens, "fast", K=1152, N=13824) for tokens in (2, 4)] == ["gemv_int16", "gemv_rows_int16"]
     assert taken(8, "exact") == taken(512, "exact") == "tile_shared"
     assert taken(8, "fast", format="f16") == taken(512, "fast", format="q5_k") == "tile_shared"
     software = replace(gpu.caps, kind="software")

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from shaderlm.compile import lower
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import Device
+from shaderlm.gpu.caps import MatrixShape
 from shaderlm.graph import reference, resolve
 from shaderlm.graph.batch import contiguous_batch
 from shaderlm.kernels import routes_of
 from shaderlm.kernels.linear import int16
-from shaderlm.kernels.linear.rows_staged import RowsConfig, candidate_configs, fitted
+from shaderlm.kernels.linear.rows_staged import RowsConfig, candidate_configs, config_for, fitted
 
 from .cases import INT16, Case, make, result, tolerance
 from .compare import assert_close
@@ -102,6 +104,32 @@ def test_rows_that_pad_are_not_computed(rope: bool, gpu: Device) -> None:
         assert cache[:5].tobytes() == all_rows[:5].tobytes()
         assert all_rows[5:8].any()
         assert not cache[5:].any()
+
+
+def test_which_shapes_take_it() -> None:
+    """As measured; where a device has fewer processors, for as many rows of the weight for each."""
+    caps = replace(LARGE_GPU, processors=132)
+
+    def taken(K: int, N: int, tokens: int, units: bool = False, **more: Any) -> str | None:
+        kinds = (MatrixShape("f16", "f32", 16, 16, 16),) if units else ()
+        dims = resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": "q4_0", **more})
+        config = config_for(dims, replace(caps, matrix_shapes=kinds, f16=True))
+        return config and str(config)
+
+    assert [taken(2048, 16384, tokens) for tokens in (1, 2, 3, 4)] == [None, "512x16x4x2", *["512x16x4x4"] * 2]
+    assert [taken(2048, 16384, 8, units) for units in (False, True)] == ["512x16x4x8", None]
+    assert [taken(8192, 2048, tokens, True) for tokens in (2, 4, 8, 16)] == [
+        "512x64x2x2",
+        "512x64x2x4",
+        "512x32x2x4",
+        None,
+    ]
+    assert [taken(2048, 2048, tokens) for tokens in (2, 16, 17)] == [None, "256x16x2x4", None]
+    assert taken(576, 1536, 4) is None, "not measured"
+    halved = replace(caps, processors=66)
+    dims = resolve("linear", {"tokens": 4, "K": 2048, "N": 1024, "format": "q4_0"})
+    assert str(config_for(dims, halved)) == "512x64x2x4"
+    assert str(config_for(dims, replace(halved, max_invocations=256))) == "256x64x2x4"
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 4])

@@ -58,9 +58,9 @@ def config_for(dims: Dims, caps: DeviceCaps) -> RowsConfig | None:
     """What was measured for a shape; None where each row is multiplied for itself, or where another route is faster."""
     tokens, n = dims["tokens"], as_measured(dims["N"], caps)
     in_pairs = dims["epilogue"] in IN_PAIRS
-    for most, beside_units, shape, config in ROWS_STAGED:
-        if tokens <= (beside_units if caps.subgroup_matrix else most) and shape.has(dims["K"], n, in_pairs):
-            return fitted(RowsConfig(*config, stage=0), dims, caps)
+    for line in ROWS_STAGED:
+        if line.has(tokens, caps.subgroup_matrix) and line.shape.has(dims["K"], n, in_pairs):
+            return fitted(RowsConfig(*line.config, stage=0), dims, caps)
     return None
 
 
