@@ -252,6 +252,8 @@ _SIZES: tuple[dict[str, int], ...] = (
     # Few rows, whose k one workgroup takes.
     {"tokens": 16, "K": 2048, "N": 64, "rows": 16, "width": 64, "count": 64, "Hq": 4, "Hkv": 2, "D": 8, "keys": 32},
 )
+# A few rows of a large weight.
+_FEW_ROWS = {"tokens": 4, "K": 2048, "N": 2048, "Hq": 4, "Hkv": 2, "D": 8}
 _CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
     for kind, subgroups, f16 in (
@@ -289,7 +291,8 @@ def _shapes(op: str) -> Iterator[dict[str, Any]]:
     }
     firsts = [choices[0] for choices in switches.values()]
     seen = set()
-    for sizes, values in itertools.product(_SIZES, itertools.product(*switches.values())):
+    every = (*_SIZES, _FEW_ROWS) if op == "linear" else _SIZES
+    for sizes, values in itertools.product(every, itertools.product(*switches.values())):
         chosen = dict(zip(switches, values, strict=True))
         others = sum(value != first for value, first in zip(values, firsts, strict=True))
         if chosen.get("format", "q4_0") not in ("f32", "q4_0") and others > 2:  # the format is one
