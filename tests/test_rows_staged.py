@@ -124,7 +124,8 @@ def test_which_shapes_take_it() -> None:
         "512x32x2x4",
         None,
     ]
-    assert [taken(2048, 2048, tokens) for tokens in (2, 16, 17)] == [None, "256x16x2x4", None]
+    small = [taken(2048, 2048, tokens, units) for tokens, units in ((2, False), (16, False), (16, True), (17, False))]
+    assert small == [None, "256x16x2x4", None, None]
     assert taken(576, 1536, 4) is None, "not measured"
     halved = replace(caps, processors=66)
     dims = resolve("linear", {"tokens": 4, "K": 2048, "N": 1024, "format": "q4_0"})

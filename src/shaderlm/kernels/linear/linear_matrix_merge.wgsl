@@ -33,18 +33,19 @@ fn main(
         return;
     }
     let stride = params.tokens * quads;
-    let last = params.split - 1u;
     var sums = vec4<f32>();
-    // Four parts are asked for before the first is added: how many there are is not known to the compiler.
-    for (var part = 0u; part <= last; part = part + 4u) {
-        let a = parts[part * stride + index];
-        let b = parts[min(part + 1u, last) * stride + index];
-        let c = parts[min(part + 2u, last) * stride + index];
-        let d = parts[min(part + 3u, last) * stride + index];
-        sums = sums + a;
-        sums = sums + select(vec4<f32>(), b, part < last);
-        sums = sums + select(vec4<f32>(), c, part + 1u < last);
-        sums = sums + select(vec4<f32>(), d, part + 2u < last);
+    var part = 0u;
+    // Four are asked for before the first is added: how many there are is not known to the compiler.
+    for (; part + 4u <= params.split; part = part + 4u) {
+        let at = part * stride + index;
+        let a = parts[at];
+        let b = parts[at + stride];
+        let c = parts[at + 2u * stride];
+        let d = parts[at + 3u * stride];
+        sums = sums + a + b + c + d;
+    }
+    for (; part < params.split; part = part + 1u) {
+        sums = sums + parts[part * stride + index];
     }
     finish(0u, index / quads, 4u * (index % quads), sums);
 }
