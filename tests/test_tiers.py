@@ -46,7 +46,8 @@ SMOKE, FULL, LONG = pytest.mark.smoke, pytest.mark.full, pytest.mark.long
     [
         (_item("test_a.py::quick"), {"default", "full", "all"}),
         (_item("test_a.py::slow"), {"full", "all"}),
-        (_item("test_a.py::slow", SMOKE), {"full", "all"}),
+        (_item("test_a.py::slow", SMOKE), {"default", "full", "all"}),
+        (_item("test_b.py::one", SMOKE), {"full", "all"}),
         (_item("test_a.py::quick", FULL), {"full", "all"}),
         (_item("test_a.py::quick", LONG), {"all"}),
         (_item("test_a.py::quick", fixtures=("device",)), {"full", "all"}),

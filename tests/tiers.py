@@ -7,8 +7,9 @@
 | all | `./dev test --all` | also the `long` sweeps, for a real GPU |
 
 `tests/data/durations.json` has the seconds of each test that takes half a second or more, as two idle cores take them.
-It orders the groups of tests over the workers, the longest first. What takes longer than `LIMIT` is not in the default
-tier. `./dev test --full -p tests.record_durations` renews it, and then `./dev test -p tests.record_durations`.
+It orders the groups of tests over the workers, the longest first. What takes longer than `LIMIT`, or `SMOKE_LIMIT`, is
+not in the default tier. `./dev test --full -p tests.record_durations` renews it, and then
+`./dev test -p tests.record_durations`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hypothesis import is_hypothesis_test
 
 TABLE = Path(__file__).parent / "data" / "durations.json"
 LIMIT = 2.5  # seconds
+SMOKE_LIMIT = 3.0  # of tests that were chosen for the default tier
 LEAST = 0.5  # seconds that the table lists
 _FEWER = 4
 _UNLISTED = 0.05  # seconds of a test that is not in the table
@@ -66,9 +68,10 @@ def belongs(item: pytest.Item, implementation: str) -> bool:
         return _tier == "all"
     if _tier != "default":
         return True
-    if item.get_closest_marker("full") or seconds(item, implementation) > LIMIT:
+    is_smoke = item.get_closest_marker("smoke") is not None
+    if item.get_closest_marker("full") or seconds(item, implementation) > (SMOKE_LIMIT if is_smoke else LIMIT):
         return False
-    return not _opens_a_device(item) or item.get_closest_marker("smoke") is not None
+    return is_smoke or not _opens_a_device(item)
 
 
 def _opens_a_device(item: pytest.Item) -> bool:
