@@ -245,3 +245,17 @@ def test_command_line(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -
         (("--image", picture, "--no-vision"), "does not read images"),
     ):
         assert words in shaderlm("generate", *model, *more, "x").err
+
+
+def test_info(vision_oracles: dict[str, VisionOracle]) -> None:
+    """What the part that reads images takes is told, as it is loaded."""
+    for name in NAMES:
+        oracle = vision_oracles[name]
+        for source in ("hf", "model.gguf"):
+            facts = json.loads(shaderlm("info", oracle.folder / source, "--json").out)["images"]
+            file, tower = _open(oracle, source)
+            formats = {each: "f32" if tensor.kind == "f32" else "f16" for each, tensor in file.tensors.items()}
+            assert facts["gpu_weight_bytes"] == replace(tower, formats=formats).weight_bytes
+            assert facts["layers"] == tower.layers
+            file.close()
+        assert "1,024 × 1,024" in shaderlm("info", oracle.folder / "hf").out

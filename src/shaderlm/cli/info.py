@@ -274,7 +274,30 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
         "gpu_weight_bytes": weights,
         "cpu_weight_bytes": _cpu_bytes(file, model),
         "cache_bytes_per_1000_tokens": _cache_bytes(numbers, model),
+        "images": _images(file, model),
         "sizes": _sizes(model, weights) if model and weights and not on_gpu else [],
+    }
+
+
+_SHOWN_PICTURE = 1024  # pixels on a side
+
+
+def _images(file: Checkpoint, model: _Model | None) -> dict[str, Any] | None:
+    """The part that reads images, where `load` would find one."""
+    from ..engine.tower_files import find_tower
+
+    found = find_tower(file, model[1], None, None, on_device=True) if model else None
+    if found is None:
+        return None
+    found.file.close()
+    tower = found.tower
+    tokens = tower.processor.layout(_SHOWN_PICTURE, _SHOWN_PICTURE).tokens
+    return {
+        "path": str(found.file.path),
+        "layers": tower.layers,
+        "hidden": tower.hidden,
+        "gpu_weight_bytes": tower.weight_bytes,
+        "tokens_of_a_picture": tokens,
     }
 
 
@@ -496,6 +519,9 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if cpu := facts["cpu_weight_bytes"]:
         dense = f" ({size(cpu['dense'])} of them dense)" if cpu["dense"] else ""
         lines.append(("on the CPU", f"{size(cpu['packed'])} of weights{dense}, {size(cpu['numpy'])} by NumPy"))
+    if images := facts["images"]:
+        picture = f"{images['tokens_of_a_picture']:,} tokens for {_SHOWN_PICTURE:,} × {_SHOWN_PICTURE:,}"
+        lines.append(("images", f"{images['layers']} layers, {size(images['gpu_weight_bytes'])} on a GPU; {picture}"))
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
     return [(label, text) for label, text in lines if text != _NOT_GIVEN]

@@ -117,6 +117,13 @@ class Tower:
         """Values of a patch, with zeros up to whole blocks."""
         return _whole_blocks(3 * self.patch**2)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors, as they lie on a device."""
+        sizes = {name: math.prod(shape) for name, shape in self.padded().items()}
+        halves = {name for name, shape in self.padded().items() if len(shape) > 1 and self.formats.get(name) == "f16"}
+        return sum((2 if name in halves else 4) * size for name, size in sizes.items())
+
     def padded(self) -> dict[str, tuple[int, ...]]:
         """The shapes of tensors as the graph reads them: matrices of whole blocks, zeros where the file has none."""
         build = _Build(self, self.merge**2)
