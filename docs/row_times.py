@@ -42,11 +42,11 @@ def draw(models: list[dict[str, Any]]) -> str:
             for model in models
         ]
         parts.append(f'<text class="soft tick" x="{left - 44}" y="{TOP - 10}">{title}</text>')
-        parts += _panel(left, right, lines)
+        parts += panel(left, right, lines)
     return card(TITLE, note, "; ".join(description), HEIGHT, parts, STYLES)
 
 
-def _panel(left: int, right: int, lines: list[list[tuple[int, float]]]) -> list[str]:
+def panel(left: int, right: int, lines: list[list[tuple[int, float]]]) -> list[str]:
     """Axes with a line at every bucket and at 1, 2 and 5 of a decade, and the lines of the models."""
     most_rows = max(rows for line in lines for rows, _ in line)
     times = [us for line in lines for _, us in line]

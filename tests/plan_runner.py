@@ -1,8 +1,9 @@
 """Runs plans saved as JSON with wgpu: independent of the package, to see that a plan is complete by itself.
 
-python plan_runner.py FOLDER IDS COUNT DEVICE: FOLDER has plans.json (as `shaderlm plan --json` prints it) and
+python plan_runner.py FOLDER PROMPTS COUNT DEVICE: FOLDER has plans.json (as `shaderlm plan --json` prints it) and
 tensors.npz with the checkpoint's tensors as their files have them (rows of bytes, or f32 vectors). Prints the tokens of
-a greedy generation as JSON. Imports json, NumPy and wgpu, and nothing of this project.
+greedy generations as JSON, one list for each of the prompts, which are lists of ids: the first plan reads each of them,
+and the second decodes all together. Imports json, NumPy and wgpu, and nothing of this project.
 """
 
 import json
@@ -79,7 +80,7 @@ def rope_table(about, rows, tensors):
 class Runner:
     """One device, the buffers that plans share by name, and the plans bound to them."""
 
-    def __init__(self, adapter, plans, tensors, positions):
+    def __init__(self, adapter, plans, tensors, sequences, positions):
         for plan in plans:
             missing = [name for name in plan["features"] if FEATURES[name] not in adapter.features]
             missing += [name for name, least in plan["limits"].items() if adapter.limits[LIMITS[name]] < least]
@@ -97,12 +98,13 @@ class Runner:
                     contents[name] = weight(about, tensors)
                 elif role == "table":
                     contents[name] = rope_table(about, positions, tensors)
-                rows = positions if role == "state" and name.endswith("_cache") else 1
+                rows = sequences * positions if role == "state" and name.endswith("_cache") else 1
                 sizes[key] = max(
                     sizes.get(key, 64), about["bytes"] * rows, contents[key].size if key in contents else 0
                 )
-        sizes["tokens"], sizes["page_table"] = 64, 4 * (positions // PAGE + 1)
-        contents["page_table"] = np.arange(positions // PAGE, dtype=np.uint32).view(np.uint8)
+        pages = sequences * positions // PAGE  # sequence i has the pages from i · positions / PAGE on
+        sizes["tokens"], sizes["page_table"] = max(64, 4 * sequences), 4 * (pages + 1)
+        contents["page_table"] = np.arange(pages, dtype=np.uint32).view(np.uint8)
         for name, size in sizes.items():
             self.buffers[name] = self.device.create_buffer(size=(size + 15) // 16 * 16, usage=USAGE)
             if name in contents:
@@ -148,31 +150,43 @@ class Runner:
             compute.dispatch_workgroups(*grid)
         compute.end()
         self.device.queue.submit([encoder.finish()])
-        return int(np.frombuffer(self.device.queue.read_buffer(self.buffers["tokens"], 0, 4), np.uint32)[0])
+        return np.frombuffer(self.device.queue.read_buffer(self.buffers["tokens"], 0), np.uint32).tolist()
 
 
-def main(folder, ids, count=8, device=""):
+def outputs(rows, slots):
+    """One greedy output of each row."""
+    records = np.zeros((len(rows), 8), np.uint32)
+    records[:, 0], records[:, 1] = rows, slots
+    return records
+
+
+def main(folder, prompts, count=8, device=""):
     with open(f"{folder}/plans.json", encoding="utf-8") as file:
         plans = json.load(file)  # of a prefill and of a decode step
     tensors = np.load(f"{folder}/tensors.npz")
     found = wgpu.gpu.enumerate_adapters_sync()
     adapter = next(a for a in found if device in f"{a.info['device']} {a.info['adapter_type']}".lower())
-    runner = Runner(adapter, plans, tensors, positions=4 * PAGE)
-    rows = plans[0]["tokens"]
-    assert len(ids) <= rows, f"the prefill plan takes {rows} tokens"
-    batch = np.zeros((1 + rows, 4), np.uint32)
-    batch[0] = (len(ids), 1, 0, 0)
-    positions, run = np.arange(len(ids)), RUN if len(ids) >= 8 else 0
-    batch[1 : 1 + len(ids)] = np.stack([ids, positions, positions, np.full(len(ids), run)], axis=1)
-    batch[1 + len(ids) :, 2] = NONE
-    outputs = np.zeros(8, np.uint32)  # row, sequence slot 0, temperature 0
-    outputs[0] = len(ids) - 1
-    runner.write("batch", batch)
-    runner.write("outputs", outputs)
-    tokens = [runner.run(0)]
-    runner.write("batch", np.array([[1, 1, 0, 0], [LAST, len(ids), len(ids), 0]], np.uint32))
-    runner.write("outputs", np.zeros(8, np.uint32))
-    tokens += [runner.run(1) for _ in range(count - 1)]
+    size = 4 * PAGE
+    runner = Runner(adapter, plans, tensors, len(prompts), size)
+    rows, tokens = plans[0]["tokens"], []
+    for slot, ids in enumerate(prompts):
+        assert len(ids) <= rows, f"the prefill plan takes {rows} tokens"
+        batch = np.zeros((1 + rows, 4), np.uint32)
+        batch[0] = (len(ids), 1, 0, 0)
+        positions, table = np.arange(len(ids)), slot * size // PAGE | (RUN if len(ids) >= 8 else 0)
+        batch[1 : 1 + len(ids)] = np.stack([ids, positions, slot * size + positions, np.full(len(ids), table)], axis=1)
+        batch[1 + len(ids) :, 2] = NONE
+        runner.write("batch", batch)
+        runner.write("outputs", outputs([len(ids) - 1], [slot]))
+        tokens.append([runner.run(0)[slot]])
+    slots = range(len(prompts))
+    places = [(LAST | i, len(prompts[i]), i * size + len(prompts[i]), i * size // PAGE) for i in slots]
+    runner.write("batch", np.array([(len(slots), len(slots), 0, 0), *places], np.uint32))
+    runner.write("outputs", outputs(slots, slots))
+    for _ in range(count - 1):
+        found = runner.run(1)
+        for slot in slots:
+            tokens[slot].append(found[slot])
     return tokens
 
 

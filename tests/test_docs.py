@@ -221,7 +221,12 @@ def test_every_op_is_documented_and_every_route_named_exists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "script"),
-    [("speed", "engine_speed"), ("architecture", "architecture"), ("row-times", "row_times")],
+    [
+        ("speed", "engine_speed"),
+        ("architecture", "architecture"),
+        ("row-times", "row_times"),
+        ("sequences", "sequences"),
+    ],
 )
 def test_a_chart_shows_its_data(name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture is what its data draws."""

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,10 @@ from shaderlm.errors import DeviceError, InputError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.gpu.swiftshader import offered_to_vulkan
+from shaderlm.graph.batch import RUN_ROWS
 from shaderlm.models.checkpoint import architecture_of
 from shaderlm.models.config import StepSpec
+from shaderlm.runtime.sampler_settings import GREEDY
 
 from .runners import FileSource, config_of, runner_of
 from .session import Session
@@ -49,15 +51,23 @@ def write(folder: Path, *plans: str) -> None:
     (folder / "plans.json").write_text(f"[{','.join(plans)}]", encoding="utf-8")
 
 
-def save(folder: Path, model: Path, device: Device) -> Saved:
-    """The plans of a model's prefill and decode step as JSON, and its tensors as its file has them."""
+def save(folder: Path, model: Path, device: Device, rows: int = 1) -> Saved:
+    """The plans of a model's prefill and decode step as JSON, and its tensors as its file has them.
+
+    rows: sequences that decode together.
+    """
     with GgufFile.open(model) as file:
         kind, config, source = architecture_of(file), config_of(file, dense=False), FileSource(file)
         lowering = Lowering(replace(device.caps, implementation="wgpu"), "fast")  # the runner's
-        plans = {
-            name: step_plan(lowering, kind, config, StepSpec(tokens, cache="f32"), Head(1, tokens, "greedy", False))
-            for name, tokens in (("prefill", 16), ("decode", 1))
+        several = rows > 1
+        steps = {
+            "prefill": (StepSpec(16, cache="f32", paged=several), Head(1, 16, "greedy", several)),
+            "decode": (
+                StepSpec(rows, cache="f32", paged=several, decode=rows >= RUN_ROWS),
+                Head(rows, rows, "greedy", several),
+            ),
         }
+        plans = {name: step_plan(lowering, kind, config, *each) for name, each in steps.items()}
         tensors: dict[str, Any] = {
             name: source.rows(name, config.formats[name], 0, info.shape[0]) if len(info.shape) > 1 else file.dense(name)
             for name, info in file.tensors.items()
@@ -90,9 +100,9 @@ def environment() -> Iterator[dict[str, str]]:
         yield dict(os.environ)
 
 
-def run(folder: Path, device: Device) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, device: Device, prompts: Sequence[Sequence[int]] = (PROMPT,)) -> subprocess.CompletedProcess[str]:
     """The runner in another process, in a directory without the package, with Python's search path as it is alone."""
-    given = [str(folder), json.dumps(PROMPT), str(COUNT), device.caps.name.lower()]
+    given = [str(folder), json.dumps(prompts), str(COUNT), device.caps.name.lower()]
     with environment() as env:
         env.pop("PYTHONPATH", None)
         command = [sys.executable, "-P", str(RUNNER), *given]
@@ -105,12 +115,35 @@ def run(folder: Path, device: Device) -> subprocess.CompletedProcess[str]:
 def test_a_program_of_its_own_runs_them(saved: Saved) -> None:
     done = run(saved.folder, saved.device)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)
     runner = runner_of(saved.model, saved.device, cache="f32")
     session = Session(runner)
     expected = [session.sample(PROMPT).wait(), *(session.advance().wait() for _ in range(COUNT - 1))]
     assert found == expected
     assert len(set(found)) > 3
+    runner.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rows", [4, 64])
+def test_it_runs_steps_of_many_sequences(rows: int, tmp_path: Path, gpu: Device) -> None:
+    """Prompts of different lengths, with the kernels of a GPU."""
+    made = save(tmp_path, write_tiny_llama(tmp_path / "tiny.gguf", kind="q4_0"), gpu, rows)
+    prompts = [[(7 * i + 3 * j) % 100 + 3 for j in range(1 + i % 16)] for i in range(rows)]
+    done = run(tmp_path, gpu, prompts)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    runner = runner_of(made.model, gpu, cache="f32")
+    sessions = [Session(runner) for _ in prompts]
+    expected = [[session.sample(ids).wait()] for session, ids in zip(sessions, prompts, strict=True)]
+    sequences = [session.sequence for session in sessions]
+    together = runner.decode_batch(sequences, [GREEDY] * rows)
+    for _ in range(COUNT - 1):
+        words = together.step().wait()
+        for tokens, sequence in zip(expected, sequences, strict=True):
+            tokens.append(int(words[sequence.slot]))
+    assert found == expected
+    assert len({tuple(tokens) for tokens in found}) > rows // 2
     runner.close()
 
 

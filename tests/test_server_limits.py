@@ -416,6 +416,26 @@ def test_many_streams_write_together(server: Running, monkeypatch: pytest.Monkey
         assert len(together) < 50, "several tokens in each"
 
 
+@pytest.mark.parametrize(("busy", "interval"), [(0.0, 0.008), (0.002, 0.008), (0.006, 0.024), (0.1, 0.05)])
+def test_writing_takes_a_quarter_of_the_time(busy: float, interval: float) -> None:
+    """As long as a writing took, three times as long is left to others: within limits, for text that does not halt."""
+
+    async def second_interval() -> float:
+        coalescing, handle = WriteCoalescing(), SimpleNamespace(finish_reason=None, end_waiter=None)
+
+        async def write() -> None:
+            await coalescing.next_write(cast("Handle", handle))
+            end = time.thread_time() + busy
+            while time.thread_time() < end:
+                pass
+
+        await write()
+        await asyncio.sleep(0)
+        return coalescing.seconds
+
+    assert asyncio.run(second_interval()) == pytest.approx(interval, rel=0.2)
+
+
 def test_streams_that_wait_do_not_slow_down_those_that_write(server: Running) -> None:
     until(lambda: idle(server))
     busy = [_connected(server, LONG) for _ in range(3)]
@@ -450,6 +470,8 @@ def test_a_stream_that_cannot_be_written_leaves_nothing_behind(
         (CompletionRequest, {"prompt": "x", "grammar": 'root ::= "a"'}, False),
         (CompletionRequest, {"prompt": "x", "temperature": 0}, True),
         (CompletionRequest, {"prompt": ["x"] * 100}, False),
+        (CompletionRequest, {"prompt": [5, 6, 7]}, True),
+        (CompletionRequest, {"prompt": [[5], [6]]}, False),
         (CompletionRequest, {"prompt": "x", "logit_bias": {"1": 1}}, False),
         (CompletionRequest, {"prompt": "x", "stop_token_ids": [1]}, False),
         (OllamaGenerateRequest, {"prompt": "x"}, False),

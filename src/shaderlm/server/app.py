@@ -147,7 +147,9 @@ def is_quick(body: Any) -> bool:
     """Is a small body prepared at once? Templates are not, nor are several prompts or choices."""
     slow = any(getattr(body, name, None) is not None for name in _SLOW_FIELDS)
     slow = slow or not getattr(body, "raw", True)  # Ollama's prompts are rendered by a template, too
-    return isinstance(getattr(body, "prompt", None), str) and not slow
+    prompt = getattr(body, "prompt", None)
+    is_one = isinstance(prompt, str) or (isinstance(prompt, list) and all(type(each) is int for each in prompt))
+    return is_one and not slow
 
 
 def _generating(kind: type[Prepared]) -> Handler:
