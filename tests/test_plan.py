@@ -101,6 +101,10 @@ def digests(name: str) -> dict[str, str]:
     """Of all that a device gets for a synthetic shape: texts of shaders, buffers, parameters, grids and their order."""
     shape, shared = SYNTHETIC[name], "attention.shared_kv_layers"
     shallow = replace(shape, layers=2)
+    heads = shape.further.get("attention.head_count_kv")
+    if isinstance(heads, list):  # as far as the first layer that attends
+        layers = heads.index(max(heads)) + 1
+        shallow = replace(shape, layers=layers, further={**shape.further, "attention.head_count_kv": heads[:layers]})
     if shared in shape.further:  # with and without a window, before and after the keys and values that they read
         shallow = replace(shape, layers=12, further={**shape.further, shared: 6})
     made, config = config_of(shallow, "q4_0")
