@@ -114,7 +114,7 @@ def test_which_shapes_take_it() -> None:
         kinds = (MatrixShape("f16", "f32", 16, 16, 16),) if units else ()
         dims = resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": "q4_0", **more})
         config = config_for(dims, replace(caps, matrix_shapes=kinds, f16=True))
-        return config and str(config)
+        return str(config) if config else None
 
     assert [taken(2048, 16384, tokens) for tokens in (1, 2, 3, 4)] == [None, "512x16x4x2", *["512x16x4x4"] * 2]
     assert [taken(2048, 16384, 8, units) for units in (False, True)] == ["512x16x4x8", None]
