@@ -30,7 +30,7 @@ class CommandGroup(click.Group):
 def use_plain_words(problem: click.ClickException) -> None:
     """Let a refused number say what it is not, in words that are not click's."""
     if isinstance(problem, click.BadParameter):
-        problem.message = _NO_NUMBER.sub(lambda found: f"is not a {_NUMBERS[found[1]]}", problem.message)
+        problem.message = _NO_NUMBER.sub(lambda found: f"is not a {_NUMBERS[found[1]]}", problem.message)  # type: ignore[misc]  # not changed otherwise
 
 
 def _check_text(context: click.Context, args: Sequence[str]) -> None:
