@@ -14,6 +14,7 @@ import pytest
 from shaderlm.engine import Delta, Handle, Request, TokenLogprob
 from shaderlm.server.anthropic import conversation_of
 from shaderlm.server.chat import Chat
+from shaderlm.server.images import Images
 from shaderlm.server.responses import Responses
 from shaderlm.server.responses import conversation_of as items_as_messages
 from shaderlm.server.routes import Prepared
@@ -159,9 +160,8 @@ def test_a_message_that_names_no_model(server: Running) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "images"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "files"),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "images"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "files"),
     ],
 )
 def test_what_is_no_text(server: Running, path: str, body: dict[str, Any], words: str) -> None:
@@ -513,7 +513,10 @@ def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
     follow = claude.messages.create(model="tiny", messages=ASK + turn, max_tokens=2, tools=[tool])
     assert follow.usage.input_tokens > 0
     turn[1]["content"][0]["is_error"] = True
-    failed = conversation_of(msgspec.convert({"model": "tiny", "messages": ASK + turn}, CountTokensRequest)).messages
+    failed = conversation_of(
+        msgspec.convert({"model": "tiny", "messages": ASK + turn}, CountTokensRequest),
+        Images(None),  # type: ignore[arg-type]
+    ).messages
     assert failed[-1] == {"role": "tool", "tool_call_id": block.id, "content": "Error: rain"}
     named: Any = {"type": "tool", "name": "weather"}
     again: Any = claude.messages.create(**{**options, "tool_choice": named}).content[-1]
@@ -525,7 +528,7 @@ def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
 def test_many_items_that_become_one_message_cost_as_much_as_they_are_long() -> None:
     said = {"role": "assistant", "content": "x" * 100}
     body = msgspec.convert({"model": "tiny", "input": [said] * 100_000}, ResponsesRequest)
-    (message,) = items_as_messages(body).messages
+    (message,) = items_as_messages(body, Images(None)).messages  # type: ignore[arg-type]
     assert message["content"] == "\n".join(["x" * 100] * 100_000)
     result = {"role": "tool", "content": "x" * 100}
     (message,) = messages_with_tools([result] * 100_000, None)
@@ -537,7 +540,12 @@ def test_errors_of_messages(claude: anthropic.Anthropic, server: Running) -> Non
         claude.messages.batches.retrieve("none")
     body: Any = missing.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
-    image: Any = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    image: Any = [
+        {
+            "role": "user",
+            "content": [{"type": "image", "source": {"type": "url", "url": ""}}],
+        }
+    ]
     with pytest.raises(anthropic.BadRequestError, match="image"):
         claude.messages.create(model="tiny", messages=image, max_tokens=1)
     with server.client() as http:

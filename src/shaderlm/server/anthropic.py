@@ -8,9 +8,10 @@ from typing import Any
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .conversation import Conversation, check_hosted, function_tool, join_text, named_tool
+from .conversation import Conversation, check_hosted, content_of, function_tool, joined, named_tool
 from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, options_of
+from .images import Images
 from .output import OutputParser, finish_of, new_id, output_of
 from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
@@ -26,9 +27,10 @@ class Messages(Prepared):
         *("/v1/messages", "Answer a conversation", types.MessagesRequest, types.MessageResponse, (types.Event,)),
         api="Anthropic",
     )
+    reads_images = True
     body: types.MessagesRequest
 
-    def __init__(self, served: ServedModel, body: types.MessagesRequest) -> None:
+    def __init__(self, served: ServedModel, body: types.MessagesRequest, images: Images | None = None) -> None:
         super().__init__(served, body, "msg_")
         options = options_of(body, served, OPENAI_DEFAULTS)
         options["max_tokens"] = body.max_tokens
@@ -36,7 +38,8 @@ class Messages(Prepared):
             options["stop"] = body.stop_sequences
         if body.output_config is not None and body.output_config.format is not None:
             options["response_format"] = {"type": "json_schema", "schema": body.output_config.format.schema}
-        self.requests = [conversation_of(body).request(served, options)]
+        images = images or Images(served)
+        self.requests = [conversation_of(body, images).request(served, options, images)]
 
     def message(
         self, handle: Handle, content: list[types.ResponseBlock], called: bool | None = None
@@ -169,16 +172,16 @@ def _object(arguments: str) -> dict[str, Any]:
 def count_tokens(served: ServedModel, body: types.CountTokensRequest) -> types.CountTokensResponse:
     """Tokens of the prompt that a message would have."""
     served.check_name(body.model)
-    return types.CountTokensResponse(len(conversation_of(body).ids(served)))
+    return types.CountTokensResponse(len(conversation_of(body, Images(served)).ids(served)))
 
 
-def conversation_of(body: types.CountTokensRequest) -> Conversation:
+def conversation_of(body: types.CountTokensRequest, images: Images) -> Conversation:
     """Blocks as messages for a template. A last message of the assistant is continued."""
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": join_text(body.system)})
+        messages.append({"role": "system", "content": content_of(body.system, "system", images)})
     for i, message in enumerate(body.messages):
-        messages += _messages(i, message)
+        messages += _messages(i, message, images)
     kwargs = dict(body.chat_template_kwargs or {})
     thinking = body.thinking
     if body.output_config is not None and body.output_config.effort is not None:
@@ -229,19 +232,23 @@ def _with_thoughts_of(body: types.CountTokensRequest, messages: list[dict[str, A
     ]
 
 
-def _messages(i: int, message: types.AnthropicMessage) -> list[dict[str, Any]]:
+def _messages(i: int, message: types.AnthropicMessage, images: Images) -> list[dict[str, Any]]:
     """One message of blocks as one or several: results of tools are messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts, thoughts = list[str](), list[str]()
+    parts, thoughts = list[str | dict[str, Any]](), list[str]()
     calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
-    for block in message.content:
+    for j, block in enumerate(message.content):
+        where = f"messages[{i}].content[{j}]"
         if isinstance(block, types.TextBlock):
-            texts.append(block.text)
+            parts.append(block.text)
+        elif isinstance(block, types.ImageBlock) and message.role == "user":
+            parts.append(images.part(where, block.url))
         elif isinstance(block, types.ToolResultBlock) and message.role == "user":
-            content = join_text(block.content or "")
+            content = content_of(block.content or "", f"{where}.content", images)
             if block.is_error:  # templates have no field for it
-                content = f"Error: {content}"
+                is_text = isinstance(content, str)
+                content = f"Error: {content}" if is_text else [{"type": "text", "text": "Error:"}, *content]
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         elif isinstance(block, types.ToolUseBlock) and message.role == "assistant":
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
@@ -254,9 +261,9 @@ def _messages(i: int, message: types.AnthropicMessage) -> list[dict[str, Any]]:
             kind = type(block).__struct_config__.tag
             where = f"messages[{i}].content"
             raise ApiError(400, f"{where}: a message of the {message.role} has no {kind} block", param=where)
-    if results and not texts:
+    if results and not parts:
         return results
-    rest: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) if texts or not calls else None}
+    rest: dict[str, Any] = {"role": message.role, "content": joined(parts) if parts or not calls else None}
     if thoughts:
         rest["reasoning_content"] = "\n".join(thoughts)
     if calls:

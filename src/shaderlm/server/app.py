@@ -27,6 +27,7 @@ from .completions import Completions
 from .embeddings import Embeddings, LlamaEmbeddings
 from .errors import ApiError, api_error
 from .header_case import HeaderCase
+from .images import Images, urls_of
 from .infill import Infill
 from .leases import releasing, use_model
 from .limits import Limits
@@ -130,11 +131,11 @@ def has_large_body(request: Request) -> bool:
 
 
 async def _compute(
-    service: Service, request: Request, body_type: Any, compute: Callable[[ServedModel, Any], Value]
+    service: Service, request: Request, body_type: Any, compute: Callable[[ServedModel, Any], Value], *, images: bool
 ) -> Value:
     """What a thread makes of a body. Few large bodies are in memory at the same time, while models are loaded, too."""
     async with service.large_bodies if has_large_body(request) else nullcontext():
-        raw = await read_body(request, service.limits)
+        raw = await read_body(request, service.body_limits(images=images))
         if service.models.is_pinned:
             served = service.served
             return await service.prepare(lambda: compute(served, read(service.limits, raw, body_type)))
@@ -160,7 +161,7 @@ def _generating(kind: type[Prepared]) -> Handler:
         length = request.headers.get("content-length", "")
         is_small = length.isdecimal() and int(length) <= SMALL_BODY_BYTES
         async with service.large_bodies if has_large_body(request) else nullcontext():
-            raw = await read_body(request, service.limits)
+            raw = await read_body(request, service.body_limits(images=kind.reads_images))
             decoding = service.limits, raw, kind.route.body
             body = read(*decoding) if is_small else await service.prepare(read, *decoding)
             if kind.unloads(body):
@@ -170,7 +171,9 @@ def _generating(kind: type[Prepared]) -> Handler:
             whole = body
             if getattr(body, "previous_response_id", None) is not None:
                 whole = await service.prepare(kind.recall, body, service.responses, client)
-            prepared = kind(served, whole) if is_now else await service.prepare(kind, served, whole)
+            given: tuple[Any, ...] = (served, whole, Images(served, client)) if kind.reads_images else (served, whole)
+            sees = kind.reads_images and any(True for _ in urls_of(whole))
+            prepared = kind(*given) if is_now else await service.prepare(kind, *given, images=sees)
             prepared.remember(body, service.responses, client)
         return await respond(service, prepared, request)
 
@@ -233,7 +236,7 @@ async def _metrics(service: Service, request: Request) -> Response:
 
 def _input_tokens(served: ServedModel, body: ChatRequest) -> CountTokensResponse:
     served.check_name(body.model)
-    return CountTokensResponse(len(conversation_of(body).ids(served)))
+    return CountTokensResponse(len(conversation_of(body, Images(served)).ids(served)))
 
 
 async def _stored_response(service: Service, request: Request) -> Response:
@@ -287,7 +290,7 @@ async def _pull(service: Service, request: Request) -> Response:
 
 
 def _apply_template(served: ServedModel, body: ChatRequest) -> ApplyTemplateResponse:
-    return ApplyTemplateResponse(conversation_of(body).text(served))
+    return ApplyTemplateResponse(conversation_of(body, Images(served)).text(served))
 
 
 @cache
@@ -344,11 +347,14 @@ def _about(path: str, summary: str, body: Any, response: Any, change: Any, **opt
     return Endpoint(path, summary, body, response, handler=handler, **options)
 
 
-def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **options: Any) -> Endpoint:
-    """A route that computes its answer from the body alone."""
+def _post(
+    path: str, summary: str, body: Any, response: Any, compute: Any, *, images: bool = False, **options: Any
+) -> Endpoint:
+    """A route that computes its answer from the body alone. `images`: there may be pictures in it."""
 
     async def handler(service: Service, request: Request) -> Response:
-        return await _compute(service, request, body, lambda served, body: _json(compute(served, body)))
+        answer = lambda served, body: _json(compute(served, body))  # noqa: E731
+        return await _compute(service, request, body, answer, images=images)
 
     return Endpoint(path, summary, body, response, handler=handler, **options)
 
@@ -368,12 +374,14 @@ ENDPOINTS: list[Endpoint] = [
     _post(
         *("/v1/messages/count_tokens", "Count the tokens of a prompt", CountTokensRequest, CountTokensResponse),
         compute=anthropic.count_tokens,
+        images=True,
         api="Anthropic",
         errors=(404,),
     ),
     _post(
         *("/v1/chat/completions/input_tokens", "Count the tokens of a prompt", ChatRequest, CountTokensResponse),
         compute=_input_tokens,
+        images=True,
         api="OpenAI",
         errors=(404,),
         aliases=("/chat/completions/input_tokens",),
@@ -381,6 +389,7 @@ ENDPOINTS: list[Endpoint] = [
     _post(
         *("/v1/responses/input_tokens", "Count the tokens of a prompt", ResponsesRequest, CountTokensResponse),
         compute=count_tokens,
+        images=True,
         api="OpenAI",
         errors=(404,),
         aliases=("/responses/input_tokens",),
@@ -403,7 +412,10 @@ ENDPOINTS: list[Endpoint] = [
     _post("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse, llama_server.tokenize),
     _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),
     _get("/tokenizer_info", "Special tokens and the chat template", _tokenizer_info, TokenizerInfo, api="vLLM"),
-    _post("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
+    _post(
+        *("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
+        images=True,
+    ),
     _get("/props", "What is served, and how", _props, Props, errors=(404,), parameters=("model_name",)),
     _get(
         *("/slots", "What runs and waits", _slots, list[Slot]),

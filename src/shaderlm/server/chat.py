@@ -11,9 +11,10 @@ from msgspec import UNSET, UnsetType
 from ..engine import Delta, Handle
 from ..text.chat_output import ChatDelta as Part
 from ..text.chat_output import ContentDelta, ReasoningDelta
-from .conversation import Conversation, allowed_tools, function_tool, join_text, named_tool, thinking_of
+from .conversation import Conversation, allowed_tools, content_of, function_tool, named_tool, thinking_of
 from .errors import ApiError
 from .generation import openai_options, repeated, timings_of, usage_of
+from .images import Images
 from .llama_server import completion_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
@@ -33,16 +34,18 @@ class Chat(Prepared):
         done=True,
         aliases=("/chat/completions",),
     )
+    reads_images = True
     body: types.ChatRequest
 
-    def __init__(self, served: ServedModel, body: types.ChatRequest) -> None:
+    def __init__(self, served: ServedModel, body: types.ChatRequest, images: Images | None = None) -> None:
         super().__init__(served, body, "chatcmpl-")
         options = openai_options(served, body, body.max_completion_tokens, body.max_tokens)
         options["logprobs"] = _alternatives(body)
         if self.return_progress and (body.n or 1) > 1:
             raise ApiError(400, "return_progress is for one answer; leave out n", param="return_progress")
         reasoning = None if body.reasoning_format is None else body.reasoning_format != "none"
-        request = conversation_of(body).request(served, options, reasoning=reasoning)
+        images = images or Images(served)
+        request = conversation_of(body, images).request(served, options, images, reasoning=reasoning)
         self.requests = repeated(request, body.n or 1)
         self.verbose = served.verbose if body.verbose is None else body.verbose
 
@@ -157,7 +160,7 @@ def _alternatives(body: types.ChatRequest) -> int | None:
     return body.n_probs or None
 
 
-def conversation_of(body: types.ChatRequest) -> Conversation:
+def conversation_of(body: types.ChatRequest, images: Images) -> Conversation:
     """The messages, tools and variables for the template."""
     if body.continue_final_message and body.add_generation_prompt:
         raise ApiError(
@@ -175,9 +178,11 @@ def conversation_of(body: types.ChatRequest) -> Conversation:
     choice = body.tool_choice
     if choice not in (None, "none", "auto") and not body.tools:
         raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
-    messages = [template_message(i, message) for i, message in enumerate(body.messages)]
-    if continues and isinstance(body.messages[-1].content, list):  # parts of an answer are paragraphs
-        messages[-1]["content"] = "\n\n".join(part.text for part in body.messages[-1].content)
+    messages = [template_message(i, message, images) for i, message in enumerate(body.messages)]
+    parts = body.messages[-1].content
+    if continues and isinstance(parts, list) and isinstance(messages[-1]["content"], str):
+        # Parts of an answer are paragraphs.
+        messages[-1]["content"] = "\n\n".join(part.text for part in parts if not isinstance(part, types.ImagePart))
     return Conversation(
         messages,
         tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
@@ -198,10 +203,10 @@ def _tool_choice(choice: Any) -> str | dict[str, Any] | None:
     return cast("str | None", choice)
 
 
-def template_message(i: int, message: types.Message) -> dict[str, Any]:
+def template_message(i: int, message: types.Message, images: Images) -> dict[str, Any]:
     """A message as templates read it."""
     role = "system" if message.role == "developer" else message.role
-    content = None if message.content is None else join_text(message.content)
+    content = None if message.content is None else content_of(message.content, f"messages[{i}].content", images)
     calls = [msgspec.to_builtins(call) for call in message.tool_calls or ()]
     if content is None and not calls:
         raise ApiError(400, f"messages[{i}].content must be text", param=f"messages[{i}].content")

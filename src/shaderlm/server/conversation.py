@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine import LanguageModel, Request
+from ..engine.vision import pictures_of
 from ..text import ChatTemplate
 from ..text.chat import join_parts
 from .errors import ApiError
+from .images import Images
 from .served import ServedModel
-from .types.anthropic import TextBlock
+from .types.anthropic import ImageBlock, TextBlock
 from .types.common import ConversationFields
-from .types.openai import TextPart
-from .types.responses import InputPart
+from .types.openai import ContentPart, ImagePart
+from .types.responses import InputImage, InputPart
 
 
 @dataclass
@@ -31,11 +33,14 @@ class Conversation:
     thinking: bool | None = None  # None: as the server has it
     thinking_budget: int | None = None
 
-    def request(self, served: ServedModel, options: Mapping[str, Any], *, reasoning: bool | None = None) -> Request:
+    def request(
+        self, served: ServedModel, options: Mapping[str, Any], images: Images, *, reasoning: bool | None = None
+    ) -> Request:
         """What the engine runs. It says how its answer is told apart, too. `reasoning`: are thoughts?"""
         _template_of(served.model)
-        return served.model.chat_request(
+        request = served.model.chat_request(
             self.messages,
+            client=images.client,
             tools=self.tools or None,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
@@ -45,6 +50,8 @@ class Conversation:
             **self._ending(served),
             **options,
         )
+        images.release()
+        return request
 
     def _budget(self, served: ServedModel) -> int | None:
         budget = served.thinking_budget if self.thinking_budget in (None, -1) else self.thinking_budget
@@ -70,8 +77,9 @@ class Conversation:
 
     def text(self, served: ServedModel) -> str:
         """Its text, for whoever wants to see it."""
+        messages, _ = pictures_of(self.messages)
         return _template_of(served.model).render(
-            self.messages, tools=self._shown_tools(), kwargs=self.template_kwargs, **self._ending(served)
+            messages, tools=self._shown_tools(), kwargs=self.template_kwargs, **self._ending(served)
         )
 
 
@@ -108,9 +116,28 @@ def check_hosted(hosted: Sequence[tuple[int, str]], functions: int) -> None:
         raise ApiError(400, f"tools[{i}]: {message}", param=f"tools[{i}].type")
 
 
-def join_text(content: str | Sequence[TextPart | InputPart | TextBlock]) -> str:
-    """The text of a content that may come in parts."""
-    return content if isinstance(content, str) else join_parts(part.text for part in content)
+Part = ContentPart | InputPart | TextBlock | ImageBlock
+
+
+def content_of(content: str | Sequence[Part], where: str, images: Images) -> str | list[dict[str, Any]]:
+    """A content that may come in parts: its text, or parts for a template where there are pictures."""
+    if isinstance(content, str):
+        return content
+    parts: list[str | dict[str, Any]] = []
+    for i, part in enumerate(content):
+        if isinstance(part, (ImagePart, InputImage, ImageBlock)):
+            parts.append(images.part(f"{where}[{i}]", part.url))
+        else:
+            parts.append(part.text)
+    return joined(parts)
+
+
+def joined(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Texts as one, or with pictures between them as parts for a template."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return join_parts(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def thinking_of(body: ConversationFields, effort: str | None) -> dict[str, Any]:

@@ -149,7 +149,7 @@ _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 # Parts of a message that are no text, as the APIs call them.
 _MEDIA = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "images"),
+    **dict.fromkeys(("image", "image_url", "input_image"), "images of this kind"),
     **dict.fromkeys(("audio", "input_audio"), "audio"),
     **dict.fromkeys(("video", "video_url", "input_video"), "videos"),
     **dict.fromkeys(("document", "file", "input_file"), "files"),

@@ -138,7 +138,9 @@ def usage_of(handles: Sequence[Handle], choices: int = 1, reasoning_tokens: int 
     if drafted := sum(handle.usage.drafted_tokens for handle in handles):
         details.accepted_prediction_tokens = sum(handle.usage.accepted_tokens for handle in handles)
         details.rejected_prediction_tokens = drafted - details.accepted_prediction_tokens
-    return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached), details)
+    seen = sum(handle.usage.image_tokens for handle in firsts)
+    of_prompt = PromptTokensDetails(cached, seen or UNSET)
+    return Usage(prompt, generated, prompt + generated, of_prompt, details)
 
 
 def timings_of(handle: Handle) -> Timings:

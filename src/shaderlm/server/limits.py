@@ -19,6 +19,7 @@ class Limits:
     head_bytes: int = 64 << 10
     head_seconds: float = 10.0
     body_bytes: int = 16 << 20  # a prompt of a million tokens has a third of it
+    image_body_bytes: int = 64 << 20  # where a model that reads images may answer
     body_seconds: float = 60.0
     choices: int = 16
     logprobs: int = MAX_LOGPROBS

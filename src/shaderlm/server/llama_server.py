@@ -195,7 +195,8 @@ def _read_prompt(served: ServedModel, prompt: Any) -> str | list[int]:
         return prompt
     if isinstance(prompt, types.PromptObject):
         if prompt.multimodal_data:
-            raise ApiError(400, "multimodal_data: this model takes text alone; leave it out", param="prompt")
+            instead = "leave it out, or send pictures in messages to /v1/chat/completions"
+            raise ApiError(400, f"multimodal_data: this route takes text alone; {instead}", param="prompt")
         return prompt.prompt_string
     ids: list[int] = []
     for i, each in enumerate(prompt):
@@ -279,7 +280,7 @@ def props(served: ServedModel, *, slots: bool, metrics: bool) -> types.Props:
     return types.Props(
         default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),
         total_slots=slot_count(served),
-        modalities=types.Modalities(),
+        modalities=types.Modalities(vision=model.vision is not None),
         endpoint_slots=slots,
         endpoint_metrics=metrics,
         model_alias=served.name,

@@ -35,6 +35,7 @@ class ModelFacts:
     template: ChatTemplate | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     embedding: bool = False
+    vision: bool = False
 
 
 def facts_of(served: ServedModel) -> ModelFacts:
@@ -52,6 +53,7 @@ def facts_of(served: ServedModel) -> ModelFacts:
         template=model.chat_template,
         sampling=served.sampling_defaults,
         embedding=served.embedding,
+        vision=model.vision is not None,
     )
 
 

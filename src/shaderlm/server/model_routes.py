@@ -17,7 +17,7 @@ from .models import HostedModel
 from .served import ServedModel
 from .service import Service
 from .types.llama_server import ModelRequest, Success
-from .types.openai import Model, ModelList, ModelMeta, ModelStatus
+from .types.openai import Architecture, Model, ModelList, ModelMeta, ModelStatus
 
 ANY = "*"  # as llama-server: all models
 
@@ -45,7 +45,9 @@ def _loaded(served: ServedModel, status: ModelStatus, path: Any) -> Model:
         served.context, report.max_context, config.hidden, report.parameters, config.vocabulary, report.tensor_bytes
     )
     names, tags = [*(served.names or (served.name,))], [*served.tags]
-    return Model(served.name, "model", served.created, "shaderlm", names, tags, meta, status, path)
+    reads: list[Any] = ["text", *(["image"] if served.model.vision is not None else [])]
+    kind = Architecture(reads, ["text"])
+    return Model(served.name, "model", served.created, "shaderlm", names, tags, meta, status, path, kind)
 
 
 async def models(service: Service, request: Request) -> Response:

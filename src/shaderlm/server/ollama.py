@@ -16,10 +16,11 @@ from ..engine import Delta, Handle, Request, TokenLogprob
 from ..errors import InputError
 from ..text import ChatTemplate
 from ..text.chat_output import Call, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta, thinking_tags
-from .conversation import Conversation, function_tool
+from .conversation import Conversation, function_tool, joined
 from .durations import seconds_of
 from .errors import ApiError, undecodable, unsupported
 from .generation import check_supported, max_tokens, options_of
+from .images import Images, is_address
 from .infill import infill_ids
 from .limits import check_limits
 from .logprobs import chat_logprobs
@@ -56,9 +57,10 @@ def check_model(served: ServedModel, name: str | None) -> None:
 class _Answer(Prepared):
     """What chat and generate have in common."""
 
+    reads_images = True
     body: types.OllamaFields
 
-    def __init__(self, served: ServedModel, body: types.OllamaFields) -> None:
+    def __init__(self, served: ServedModel, body: types.OllamaFields, images: Images | None = None) -> None:
         check_model(served, body.model)
         check_supported(body)
         self.served, self.body, self.started = served, body, time.perf_counter()
@@ -69,7 +71,7 @@ class _Answer(Prepared):
             self.stream = False
             return
         try:
-            request = self._request(_options(served, body))
+            request = self._request(_options(served, body), images or Images(served))
         except InputError as problem:
             if isinstance(body.format, dict) and str(problem).startswith("json_schema"):
                 raise ApiError(400, str(problem).replace("json_schema", "format", 1), param="format") from None
@@ -97,7 +99,7 @@ class _Answer(Prepared):
         """An answer without text."""
         raise NotImplementedError
 
-    def _request(self, options: dict[str, Any]) -> Request:
+    def _request(self, options: dict[str, Any], images: Images) -> Request:
         raise NotImplementedError
 
     def line(self, content: str = "", thinking: str = "", calls: Calls = (), **fields: Any) -> types.OllamaResponse:
@@ -158,16 +160,16 @@ class Chat(_Answer):
         message = types.OllamaAnswerMessage(content="")
         return types.OllamaChatResponse(model=name, created_at=now(), message=message, **fields)
 
-    def _request(self, options: dict[str, Any]) -> Request:
+    def _request(self, options: dict[str, Any], images: Images) -> Request:
         body, messages = self.body, self.body.messages or []
         last = messages[-1]
         conversation = Conversation(
-            [_message(i, message) for i, message in enumerate(messages)],
+            [_message(i, message, images) for i, message in enumerate(messages)],
             tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
             **_thinking(self.served, body.think),
             continue_final_message=last.role.lower() == "assistant" and not last.tool_calls,
         )
-        return conversation.request(self.served, options)
+        return conversation.request(self.served, options, images)
 
     def line(self, content: str = "", thinking: str = "", calls: Calls = (), **fields: Any) -> types.OllamaResponse:
         """A message, or what is new of it."""
@@ -198,16 +200,24 @@ class Generate(_Answer):
         """An empty text."""
         return types.OllamaGenerateResponse(model=name, created_at=now(), response="", **fields)
 
-    def _request(self, options: dict[str, Any]) -> Request:
+    def _request(self, options: dict[str, Any], images: Images) -> Request:
         body, model, before = self.body, self.served.model, self.body.context or []
-        _check_images(body.images)
+        content = _content(body.prompt or "", body.images, "images", images)
+        if body.images:
+            for name in ("suffix", "raw", "context"):
+                if getattr(body, name):
+                    message = f"{name} is not for a prompt with images; leave it out, or use /api/chat"
+                    raise ApiError(400, message, param=name)
+            if not model.has_chat_template:
+                raise ApiError(400, "images are for a chat template, and this model has none", param="images")
         if body.suffix:
             return self._infill(body.prompt or "", body.suffix, options)
-        messages = [{"role": "user", "content": body.prompt or ""}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
         if model.has_chat_template and not body.raw:
-            request = Conversation(messages, **_thinking(self.served, body.think)).request(self.served, options)
+            conversation = Conversation(messages, **_thinking(self.served, body.think))
+            request = conversation.request(self.served, options, images)
             ids = request.prompt_ids
         else:  # a base model continues the prompt, as with `raw`
             if body.raw and before:
@@ -240,7 +250,7 @@ class Generate(_Answer):
 
     def numbers(self, handle: Handle) -> dict[str, Any]:
         """With the tokens that the next request may go on from."""
-        if self.body.raw or self.body.suffix:
+        if self.body.raw or self.body.suffix or self.body.images:
             return super().numbers(handle)
         generated = handle.completion.ids if handle.completion is not None else []
         end = [handle.stop_match] if isinstance(handle.stop_match, int) else []  # the turn is over
@@ -368,14 +378,17 @@ def _check_context(served: ServedModel, options: types.OllamaOptions | None) -> 
         raise ApiError(400, f"{holds}; give at most that, or {larger}", param="options.num_ctx")
 
 
-def _check_images(images: Sequence[Any] | None) -> None:
-    if images:
-        raise ApiError(400, "this model does not take images; send text alone", param="images")
+def _content(text: str, pictures: Sequence[str] | None, where: str, images: Images) -> str | list[dict[str, Any]]:
+    """A content as templates read it. Pictures go before the text; they are base64 without more, mostly."""
+    parts: list[str | dict[str, Any]] = []
+    for i, each in enumerate(pictures or ()):
+        url = each if each[:5].lower() == "data:" or is_address(each) else f"data:image/unknown;base64,{each}"
+        parts.append(images.part(f"{where}[{i}]", url))
+    return joined([*parts, text])
 
 
-def _message(i: int, message: types.OllamaMessage) -> dict[str, Any]:
+def _message(i: int, message: types.OllamaMessage, images: Images) -> dict[str, Any]:
     """A message as templates read it."""
-    _check_images(message.images)
     role = message.role.lower()
     calls = []
     for call in message.tool_calls or ():
@@ -384,7 +397,7 @@ def _message(i: int, message: types.OllamaMessage) -> dict[str, Any]:
     fields = {"name": message.tool_name, "tool_call_id": message.tool_call_id, "reasoning_content": message.thinking}
     return {
         "role": "system" if role == "developer" else role,
-        "content": message.content or "",
+        "content": _content(message.content or "", message.images, f"messages[{i}].images", images),
         **{name: value for name, value in fields.items() if value},
         **({"tool_calls": calls} if calls else {}),
     }

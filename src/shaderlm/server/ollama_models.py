@@ -137,6 +137,8 @@ def _capabilities(facts: ModelFacts) -> list[str]:
         capabilities.append("thinking")
     if facts.embedding:
         capabilities.append("embedding")
+    if facts.vision:
+        capabilities.append("vision")
     return capabilities
 
 

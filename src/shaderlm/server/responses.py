@@ -9,10 +9,12 @@ import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
+from ..text.chat import join_parts
 from ..text.chat_output import CallDelta, ChatDelta, ReasoningDelta
-from .conversation import Conversation, allowed_tools, check_hosted, function_tool, join_text, named_tool, thinking_of
+from .conversation import Conversation, allowed_tools, check_hosted, content_of, function_tool, named_tool, thinking_of
 from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, Progress, check_supported, max_tokens, options_of, timings_of, usage_of
+from .images import Images
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
 from .response_store import ResponseStore
@@ -35,9 +37,10 @@ class Responses(Prepared):
         api="OpenAI",
         aliases=("/responses",),
     )
+    reads_images = True
     body: types.ResponsesRequest
 
-    def __init__(self, served: ServedModel, body: types.ResponsesRequest) -> None:
+    def __init__(self, served: ServedModel, body: types.ResponsesRequest, images: Images | None = None) -> None:
         super().__init__(served, body, "resp_")
         for name in body.include or ():
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
@@ -49,7 +52,8 @@ class Responses(Prepared):
             options["logprobs"] = body.top_logprobs or 0
         options |= _response_format(body.text)
         self._keep: Callable[[types.Response], None] | None = None
-        self.requests = [conversation_of(body).request(served, options)]
+        images = images or Images(served)
+        self.requests = [conversation_of(body, images).request(served, options, images)]
 
     @classmethod
     def recall(cls, body: Any, store: ResponseStore, client: str | None) -> Any:
@@ -302,10 +306,10 @@ def count_tokens(served: ServedModel, body: types.ResponsesRequest) -> CountToke
     if body.previous_response_id is not None:
         message = "tokens are counted of items that are given; send those of the conversation"
         raise ApiError(400, message, param="previous_response_id")
-    return CountTokensResponse(len(conversation_of(body).ids(served)))
+    return CountTokensResponse(len(conversation_of(body, Images(served)).ids(served)))
 
 
-def conversation_of(body: types.ResponsesRequest) -> Conversation:
+def conversation_of(body: types.ResponsesRequest, images: Images) -> Conversation:
     """Items as messages for a template."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
@@ -314,7 +318,7 @@ def conversation_of(body: types.ResponsesRequest) -> Conversation:
         messages.append({"role": "user", "content": body.input})
     else:
         for i, item in enumerate(body.input):
-            _add(messages, f"input[{i}]", item)
+            _add(messages, f"input[{i}]", item, images)
     for message in messages:
         texts = message.pop(_TEXTS, None)
         if texts is not None:
@@ -360,12 +364,13 @@ def _tool_choice(choice: types.ResponsesToolChoice | None) -> str | dict[str, An
     return choice
 
 
-def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem) -> None:
+def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem, images: Images) -> None:
     """One item. Calls and thoughts belong to the message of the assistant that they come with."""
     kind = item.type or "message"
     if kind == "function_call_output":
         _check(where, kind, {"call_id": item.call_id, "output": item.output})
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": join_text(item.output or "")})
+        output = content_of(item.output or "", f"{where}.output", images)
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
     elif kind == "function_call":
         _check(where, kind, {"name": item.name, "arguments": item.arguments})
         function = {"name": item.name, "arguments": item.arguments}
@@ -373,17 +378,20 @@ def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem) -> N
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
         parts = item.content if isinstance(item.content, list) else []
-        text = join_text([*parts, *(item.summary or [])])
+        thoughts = [*parts, *(item.summary or [])]
+        text = join_parts(part.text for part in thoughts if not isinstance(part, types.InputImage))
         if text:
             messages.append({"role": "assistant", "content": None, "reasoning_content": text})
     else:
         _check(where, kind, {"role": item.role, "content": item.content})
-        text = join_text(item.content or "")
+        content = content_of(item.content or "", f"{where}.content", images)
         if item.role == "assistant":
-            _assistant(messages).setdefault(_TEXTS, []).append(text)
+            if not isinstance(content, str):
+                raise ApiError(400, f"{where}: a message of the assistant has no images", param=f"{where}.content")
+            _assistant(messages).setdefault(_TEXTS, []).append(content)
         else:
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": text})
+            messages.append({"role": role, "content": content})
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class Prepared(ABC):
     """
 
     route: ClassVar[Endpoint]
+    reads_images: ClassVar[bool] = False  # then it is made with the `Images` of its request
     served: ServedModel
     body: Any
     requests: Sequence[Request]

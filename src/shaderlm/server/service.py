@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..engine import Engine, Handle, Request
@@ -19,7 +20,7 @@ from .pulls import Pulls
 from .response_store import ResponseStore
 from .served import ServedModel
 
-PREPARING_THREADS = 16
+PREPARING_THREADS, SEEING_THREADS = 16, 4
 MAX_LARGE_BODIES = 8  # that are read, decoded and tokenised at the same time
 _FEW_TOKENS, _FEW_REQUESTS = 16_384, 8  # take a millisecond
 _LOADING = "the model is being loaded; try again in a few seconds"
@@ -109,6 +110,7 @@ class Service:
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         # Requests wait here for templates and grammars, which may take seconds: nothing else does.
         self._preparing = ThreadPoolExecutor(PREPARING_THREADS, "prepare")
+        self._seeing = ThreadPoolExecutor(SEEING_THREADS, "see")  # decodes pictures: 0.6 GB of a request at most
         self.has_metrics, self.has_slots, self.started = metrics, slots, time.time()
         self.pulls = Pulls() if pull else None
         self._ending = False
@@ -169,9 +171,16 @@ class Service:
         if self._ending:
             raise unavailable(ENDING)
 
-    async def prepare(self, work: Callable[..., Value], *args: Any) -> Value:
-        """What a thread makes of a body."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *args)
+    def body_limits(self, *, images: bool) -> Limits:
+        """The limits of a body. `images`: of a route that takes pictures, which make it larger."""
+        if not images or (self.models.is_pinned and self.served.model.vision is None):
+            return self.limits
+        return replace(self.limits, body_bytes=max(self.limits.body_bytes, self.limits.image_body_bytes))
+
+    async def prepare(self, work: Callable[..., Value], *args: Any, images: bool = False) -> Value:
+        """What a thread makes of a body. Those with pictures wait for each other, and let texts go on."""
+        threads = self._seeing if images else self._preparing
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
 
     # Requests ------------------------------------------------------------------------------------------------
 
@@ -226,7 +235,8 @@ class Service:
     async def stop(self) -> None:
         """Free the models."""
         self._ending = True
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._preparing, self._seeing):
+            threads.shutdown(wait=False, cancel_futures=True)
         await self.models.stop()
 
 

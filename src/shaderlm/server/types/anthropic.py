@@ -48,16 +48,42 @@ class ToolUseBlock(Struct, tag="tool_use", omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
+class Base64Source(Struct, kw_only=True, tag_field="type", tag="base64"):
+    """The bytes of a picture."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(Struct, kw_only=True, tag_field="type", tag="url"):
+    """The address of a picture, where the server fetches them; or a data URL."""
+
+    url: str
+
+
+class ImageBlock(Struct, kw_only=True, tag="image"):
+    """A picture."""
+
+    source: Base64Source | UrlSource
+    cache_control: CacheControl | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is, or what it is as a data URL."""
+        source = self.source
+        return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+
+
 class ToolResultBlock(Struct, kw_only=True, tag="tool_result"):
     """What a call gave."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-InputBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+InputBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class AnthropicMessage(Struct):

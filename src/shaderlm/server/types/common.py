@@ -144,9 +144,10 @@ class ConversationFields(SamplingFields, kw_only=True):
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt's tokens: those that were in the cache."""
+    """Of the prompt's tokens: those that were in the cache; where there are images, theirs."""
 
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):

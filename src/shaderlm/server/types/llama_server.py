@@ -239,7 +239,7 @@ class DefaultSettings(Struct):
 class Modalities(Struct):
     """What a model takes beside text."""
 
-    vision: Literal[False] = False
+    vision: bool = False
     audio: Literal[False] = False
 
 

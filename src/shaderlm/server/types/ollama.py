@@ -114,7 +114,7 @@ class OllamaMessage(Struct, kw_only=True):
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
 
 
 class OllamaFunction(Struct, kw_only=True):
@@ -147,7 +147,7 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
     system: str | None = None
     raw: bool | None = None
     context: Annotated[list[TokenId], Meta(max_length=1 << 20)] | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     # Known, and honoured only with the value that changes nothing.
     template: Annotated[Any, only("")] = None
     width: Annotated[Any, only(0)] = None

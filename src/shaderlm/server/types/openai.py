@@ -39,6 +39,13 @@ class ModelMeta(Struct):
     size: int
 
 
+class Architecture(Struct):
+    """What a model reads and writes."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]]
+
+
 class ModelStatus(Struct, omit_defaults=True):
     """Is it loaded? In llama-server's form; `error` says why it is not."""
 
@@ -61,6 +68,7 @@ class Model(Struct):
     meta: ModelMeta | UnsetType = UNSET  # once it is loaded
     status: ModelStatus | UnsetType = UNSET
     path: str | UnsetType = UNSET
+    architecture: Architecture | UnsetType = UNSET  # once it is loaded
 
 
 class ModelList(Struct):
@@ -73,11 +81,39 @@ class ModelList(Struct):
 # Chat: requests ------------------------------------------------------------------------------------------
 
 
-class TextPart(Struct):
-    """A part of a message's content. Only text is read."""
+class TextPart(Struct, tag_field="type", tag="text"):
+    """Text of a message."""
 
-    type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class InputTextPart(TextPart, tag_field="type", tag="input_text"):
+    """The same, as responses call it."""
+
+
+class OutputTextPart(TextPart, tag_field="type", tag="output_text"):
+    """The same, of an answer."""
+
+
+class ImageUrl(Struct, kw_only=True):
+    """A data URL of a picture; an address, where the server fetches them. `detail` has no effect."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url"):
+    """A picture."""
+
+    image_url: ImageUrl | str
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+ContentPart = TextPart | InputTextPart | OutputTextPart | ImagePart
 
 
 class FunctionCall(Struct):
@@ -99,7 +135,7 @@ class Message(Struct, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -22,13 +22,44 @@ from .openai import ChatLogprob, FunctionName
 # Requests ------------------------------------------------------------------------------------------------
 
 
-class InputPart(Struct, kw_only=True):
-    """A part of a message, or of what a model thought. Only text is read."""
+class InputText(Struct, kw_only=True, tag_field="type", tag="input_text"):
+    """Text of a message."""
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
     annotations: list[dict[str, Any]] | None = None
     logprobs: list[dict[str, Any]] | None = None
+
+
+class PlainText(InputText, kw_only=True, tag_field="type", tag="text"):
+    """The same, as chat completions call it."""
+
+
+class AnswerText(InputText, kw_only=True, tag_field="type", tag="output_text"):
+    """The same, of an answer."""
+
+
+class ThoughtText(InputText, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """What a model thought."""
+
+
+class SummaryText(InputText, kw_only=True, tag_field="type", tag="summary_text"):
+    """The same, in short."""
+
+
+class InputImage(Struct, kw_only=True, tag_field="type", tag="input_image"):
+    """A picture: a data URL; an address, where the server fetches them. `detail` has no effect."""
+
+    image_url: str
+    detail: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.image_url
+
+
+TextKind = InputText | PlainText | AnswerText | ThoughtText | SummaryText
+InputPart = TextKind | InputImage
 
 
 class InputItem(Struct, kw_only=True):
@@ -41,7 +72,7 @@ class InputItem(Struct, kw_only=True):
     name: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
+    summary: list[TextKind] | None = None
     encrypted_content: str | None = None
     id: str | None = None
     status: str | None = None
