@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from shaderlm import load
+from shaderlm.server.addresses import Fetcher
 from shaderlm.server.limits import Limits
 from shaderlm.server.served import ServedModel
 
@@ -221,6 +222,26 @@ def test_what_is_no_picture(http: httpx.Client, url: str, words: str) -> None:
         assert found.status_code == 400 or (route.endswith("count_tokens") and "damaged" in words), found.text
         if found.status_code == 400:
             assert words in found.text
+
+
+def test_addresses(server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, oracle: VisionOracle) -> None:
+    """With --allow-image-urls they are fetched before the request is prepared; private ones never."""
+    content, text, ids, _ = _case(oracle)
+    fetcher = Fetcher(5, 1 << 20)
+    monkeypatch.setattr(server.service, "fetcher", fetcher)
+    begin = time.monotonic()
+    for url in ("http://127.0.0.1:1/x.png", "http://169.254.169.254/latest", "http://localhost/"):
+        found = http.post("/v1/chat/completions", json=_chat(_text("x"), _image(url)))
+        assert found.status_code == 400
+        assert "messages[0].content[1]: the picture cannot be fetched" in found.text
+        assert "not a public one" in found.text
+    many = http.post("/v1/chat/completions", json=_chat(*[_image("http://localhost/")] * 65))
+    assert "a request may have 64 images" in many.text
+    assert time.monotonic() - begin < 2
+    monkeypatch.setattr(fetcher, "_get", lambda address, end, most: content)
+    found = http.post("/v1/chat/completions", json=_chat(_image("https://pictures.example/a.png"), _text(text)))
+    assert found.json()["usage"]["prompt_tokens"] == len(ids)
+    fetcher.close()
 
 
 def test_limits(http: httpx.Client, server: Running) -> None:

@@ -21,6 +21,7 @@ from ..install import install_command
 from .cache_options import cache_options, size_in_bytes
 from .completion import complete_models
 from .draft_options import draft_options
+from .image_options import vision_options
 from .loading import leave_line, status
 from .models import check_device, described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
@@ -107,6 +108,12 @@ class _ModelName(click.ParamType[str]):
 @click.option("--kv-memory", callback=size_in_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
 @cache_options
 @draft_options
+@vision_options
+@click.option(
+    "--allow-image-urls",
+    is_flag=True,
+    help="Fetch pictures whose addresses clients give, from public hosts.",
+)
 @click.option(
     "--slot-save-path",
     type=click.Path(file_okay=False),
@@ -235,6 +242,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     """
     _check_packages()
     from ..server.access import Origins, is_loopback
+    from ..server.addresses import Fetcher
     from ..server.app import make_app
     from ..server.limits import limits_of
     from ..server.request_log import RequestLog
@@ -307,6 +315,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         slots=options["slots"],
         limits=limits,
         pull=may_pull(options["pull"], host, keys),
+        fetcher=Fetcher(limits.image_seconds, limits.image_body_bytes) if options["allow_image_urls"] else None,
     )
     log = RequestLog(options["log_file"], options["log_format"], verbose=options["verbose"])
     server = make_server(
@@ -484,6 +493,8 @@ def _loader(
     same = ["backend", "precision", "ignore_keys", "quantize", "deterministic", "draft", "draft_model"]
     same += ["draft_tokens"] if options["draft_tokens"] is not None else []
     how = {name: options[name] for name in same} | {"context": options["ctx_size"], "tune": not options["no_tune"]}
+    if not is_synthetic(model):
+        how |= {"vision": not options["no_vision"]} | {name: options[name] for name in ("mmproj", "image_tokens")}
 
     def load() -> ServedModel:
         with checked.pop() if checked else nullcontext() as checkpoint:

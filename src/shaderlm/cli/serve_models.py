@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Loader = Callable[[str, dict[str, Any]], Callable[[], "ServedModel"]]
 # Options of the server, and not of a model.
 OF_SERVER = {"host", "port", "api_keys", "api_key_file", "cors_origins", "metrics", "slots", "pull", "web", "drain"}
+OF_SERVER |= {"allow_image_urls"}
 OF_SERVER |= {"ssl_cert_file", "ssl_key_file", "limits", "log_file", "log_format", "verbose", "strict_model"}
 OF_SERVER |= {"replicas", "max_replicas", "ray_address"}
 OF_SEVERAL = {"models_dir", "models_file", "models_memory", "models_max"}

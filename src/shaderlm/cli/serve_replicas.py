@@ -33,6 +33,8 @@ def serve_replicas(
         raise click.UsageError("--web is not for replicas: any web server can host an export.")
     if options["pull"]:
         raise click.UsageError("--pull is not for replicas: each may be on a machine of its own.")
+    if options["allow_image_urls"] or options["mmproj"] or options["no_vision"] or options["image_tokens"]:
+        raise click.UsageError("options of images are not for replicas yet; leave them out.")
     if options["draft"] is not None or options["draft_model"] is not None:
         raise click.UsageError("--draft is not for replicas yet; leave it out.")
     for name in ("cache_dir", "slot_save_path"):

@@ -27,7 +27,7 @@ from .completions import Completions
 from .embeddings import Embeddings, LlamaEmbeddings
 from .errors import ApiError, api_error
 from .header_case import HeaderCase
-from .images import Images, urls_of
+from .images import Images, check_count, check_sees, is_address, urls_of
 from .infill import Infill
 from .leases import releasing, use_model
 from .limits import Limits
@@ -171,13 +171,27 @@ def _generating(kind: type[Prepared]) -> Handler:
             whole = body
             if getattr(body, "previous_response_id", None) is not None:
                 whole = await service.prepare(kind.recall, body, service.responses, client)
-            given: tuple[Any, ...] = (served, whole, Images(served, client)) if kind.reads_images else (served, whole)
-            sees = kind.reads_images and any(True for _ in urls_of(whole))
-            prepared = kind(*given) if is_now else await service.prepare(kind, *given, images=sees)
+            given: tuple[Any, ...] = (served, whole)
+            pictures = [*urls_of(whole)] if kind.reads_images else []
+            if kind.reads_images:
+                given += (Images(served, client, await _fetched(service, served, pictures)),)
+            prepared = kind(*given) if is_now else await service.prepare(kind, *given, images=bool(pictures))
             prepared.remember(body, service.responses, client)
         return await respond(service, prepared, request)
 
     return handler
+
+
+async def _fetched(
+    service: Service, served: ServedModel, pictures: Sequence[tuple[str, str]]
+) -> dict[str, bytes] | None:
+    """What is at the addresses of pictures; None: this server fetches nothing."""
+    addresses = [pair for pair in pictures if is_address(pair[1])]
+    if service.fetcher is None or not addresses:
+        return None
+    check_sees(served, addresses[0][0])
+    check_count(len(pictures), addresses[-1][0])
+    return await service.fetcher.fetch(addresses)
 
 
 async def _unloaded(service: Service, kind: type[Prepared], body: Any) -> Response:

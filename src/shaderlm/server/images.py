@@ -51,11 +51,10 @@ class Images:
 
     def _check(self, where: str) -> None:
         check_sees(self._served, where)
-        if len(self._pictures) == MAX_IMAGES:
-            raise ApiError(400, f"{where}: a request may have {MAX_IMAGES} images, this one has more", param=where)
+        check_count(len(self._pictures) + 1, where)
 
     def _content(self, url: str) -> bytes:
-        if url[:8].lower().startswith(_ADDRESS):
+        if is_address(url):
             if self._fetched is None or url not in self._fetched:
                 instead = "send the picture as a data URL, or start the server with --allow-image-urls"
                 raise InputError(f"addresses of pictures are not fetched here; {instead}")
@@ -86,6 +85,12 @@ def check_sees(served: ServedModel, where: str) -> None:
     if served.model.vision is None:
         instead = "send text alone, or start the server with a model that reads images and its mmproj file"
         raise ApiError(400, f"{where}: {served.name} does not take images; {instead}", param=where)
+
+
+def check_count(count: int, where: str) -> None:
+    """More pictures than a request may have are a 400."""
+    if count > MAX_IMAGES:
+        raise ApiError(400, f"{where}: a request may have {MAX_IMAGES} images, this one has more", param=where)
 
 
 def _decoded_base64(text: str) -> bytes:

@@ -21,6 +21,7 @@ class Limits:
     body_bytes: int = 16 << 20  # a prompt of a million tokens has a third of it
     image_body_bytes: int = 64 << 20  # where a model that reads images may answer
     body_seconds: float = 60.0
+    image_seconds: float = 10.0  # to fetch the pictures of a request
     choices: int = 16
     logprobs: int = MAX_LOGPROBS
     prompt_logprobs: int = 2_000_000  # numbers of a request: 50 MB of JSON

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..engine import Engine, Handle, Request
+from .addresses import Fetcher
 from .errors import ENDING, ApiError, unavailable
 from .limits import Limits
 from .metrics import ModelNumbers
@@ -96,11 +97,12 @@ class Service:
         limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
         reload: bool = True,
         pull: bool = False,
+        fetcher: Fetcher | None = None,
     ) -> None:
         """`models`: what there is, or the function that loads the only one, at the start of the server.
 
         `reload`: load the only model again after its device is lost. Otherwise another service takes its place.
-        `pull`: clients may fetch models, and remove what they fetched.
+        `pull`: clients may fetch models, and remove what they fetched. `fetcher`: reads addresses of pictures.
         """
         self.has_model = models is not None
         self.models = models if isinstance(models, Models) else one_model(models)
@@ -113,6 +115,7 @@ class Service:
         self._seeing = ThreadPoolExecutor(SEEING_THREADS, "see")  # decodes pictures: 0.6 GB of a request at most
         self.has_metrics, self.has_slots, self.started = metrics, slots, time.time()
         self.pulls = Pulls() if pull else None
+        self.fetcher = fetcher
         self._ending = False
 
     # Models --------------------------------------------------------------------------------------------------
@@ -237,6 +240,8 @@ class Service:
         self._ending = True
         for threads in (self._preparing, self._seeing):
             threads.shutdown(wait=False, cancel_futures=True)
+        if self.fetcher is not None:
+            self.fetcher.close()
         await self.models.stop()
 
 
