@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 # Nothing is fetched from elsewhere, and no other page may show this one.
-POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 # Not from the system's table of types, which on some machines calls scripts plain text.
 TYPES = {

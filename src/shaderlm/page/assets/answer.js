@@ -1,7 +1,7 @@
 // Gets one answer: asks a source, and puts what comes into the message. Knows no page, and not which source it is.
 
 import { firstThatFits, turns } from "./context.js";
-import { Problem } from "./problems.js";
+import { Problem, unseen } from "./problems.js";
 import { requestFields } from "./settings.js";
 
 export class Answer {
@@ -30,7 +30,9 @@ export class Answer {
       const fields = requestFields(conversation.settings, session.defaults, source.hasSchemas);
       if (fields.response_format) message.isJson = true;
       const first = await this.#first(session, before, fields.max_tokens);
-      const request = { ...fields, messages: turns(before.slice(first), conversation.settings.system) };
+      const sent = before.slice(first);
+      if (!session.sees && sent.some(({ images }) => images?.length)) throw unseen();
+      const request = { ...fields, messages: turns(sent, conversation.settings.system) };
       for await (const chunk of session.chat(request, this.#abort.signal)) {
         this.#take(chunk, start);
         changed();

@@ -35,11 +35,9 @@ export async function props(model, signal) {
 
 /** How many tokens the prompt of a conversation has. */
 export async function countTokens(model, messages, signal) {
-  const [system] = messages.filter(({ role }) => role === "system");
-  const rest = messages.filter((message) => message !== system);
-  const body = JSON.stringify({ model, messages: rest, ...(system && { system: system.content }) });
+  const body = JSON.stringify({ model, messages });
   const headers = { "Content-Type": "application/json" };
-  const response = await ask("v1/messages/count_tokens", { method: "POST", signal, headers, body });
+  const response = await ask("v1/chat/completions/input_tokens", { method: "POST", signal, headers, body });
   return (await response.json()).input_tokens;
 }
 

@@ -12,16 +12,23 @@ export const answerLimit = (context) => Math.min(ANSWER_TOKENS, context);
 /** The conversation as a source takes it. Answers that failed are left out; what a person said twice is joined. */
 export function turns(messages, system) {
   const found = system ? [{ role: "system", content: system }] : [];
-  for (const { role, content } of messages) {
-    if (!content) continue;
-    if (role === "user" && found.at(-1)?.role === "user") found.at(-1).content += `\n\n${content}`;
-    else found.push({ role, content });
+  for (const { role, content: text, images = [] } of messages) {
+    if (!text && !images.length) continue;
+    const content = images.length ? [...images.map(imagePart), ...partsOf(text)] : text;
+    const last = found.at(-1);
+    if (role !== "user" || last?.role !== "user") found.push({ role, content });
+    else if (images.length || Array.isArray(last.content)) last.content = [...partsOf(last.content), ...partsOf(content)];
+    else last.content += `\n\n${content}`;
   }
   return found;
 }
 
+const imagePart = (url) => ({ type: "image_url", image_url: { url } });
+const partsOf = (content) => (Array.isArray(content) ? content : content ? [{ type: "text", text: content }] : []);
+
 /** A token is at least a byte. So most conversations need not be counted. */
 function mostTokens(sent) {
+  if (sent.some(({ content }) => Array.isArray(content))) return Infinity; // what a picture has, its model says
   const bytes = sent.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
   return bytes + UNSEEN[0] + UNSEEN[1] * sent.length;
 }

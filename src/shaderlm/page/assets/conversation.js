@@ -2,6 +2,7 @@
 
 import { copyButton, grow, make, sends } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
+import { row } from "./pictures.js";
 import { markdownOf } from "./texts.js";
 
 const count = (n) => n.toLocaleString("en");
@@ -52,6 +53,7 @@ export class ConversationView {
     if (user) {
       body.textContent = message.content;
       parts.actions = make("div", { class: "actions" }, ...this.#userActions(message, parts));
+      if (message.images?.length) article.append(row(message.images));
       article.append(body, parts.actions);
     } else {
       parts.leftOut = make("p", { class: "left-out" });
@@ -87,7 +89,7 @@ export class ConversationView {
       form.replaceWith(parts.body, parts.actions);
       parts.actions.querySelector("button:last-child")?.focus();
     };
-    const send = () => (area.value.trim() ? this.actions.edit(message, area.value.trim()) : area.focus());
+    const send = () => (area.value.trim() || message.images?.length ? this.actions.edit(message, area.value.trim()) : area.focus());
     const cancel = make("button", { type: "button", click: close }, "Cancel");
     const form = make("form", { class: "edit", submit: (event) => { event.preventDefault(); send(); } },
       area, note, make("div", { class: "row" }, cancel, make("button", { class: "main" }, "Send")));

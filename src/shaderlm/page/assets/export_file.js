@@ -15,7 +15,10 @@ const quoted = (text) => text.replace(/^/gm, "> ");
 const line = (text) => text.replace(/\s+/g, " ").trim();
 
 function messageToMarkdown(message) {
-  if (message.role === "user") return ["## You", message.content];
+  if (message.role === "user") {
+    const { length } = message.images ?? []; // a data URL is no text to read
+    return ["## You", length && (length === 1 ? "*1 picture*" : `*${length} pictures*`), message.content].filter(Boolean);
+  }
   const { thoughts, problem } = message;
   return [
     `## ${line(message.model ?? "Answer")}`, thoughts && quoted(thoughts), markdownOf(message),

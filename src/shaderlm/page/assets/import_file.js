@@ -2,11 +2,13 @@
 // nothing of it is taken. Knows no page: `checkSettings` knows the limits of settings.
 
 import { FORMAT, VERSION } from "./export_file.js";
+import { MOST_PICTURES } from "./pictures.js";
 import { TITLE_LENGTH } from "./texts.js";
 
 const MOST_BYTES = 16e6; // browsers give a page 5 to 10 MB
 const MOST_CONVERSATIONS = 5000;
 const MOST_MESSAGES = 20000; // of one conversation
+const PICTURE = /^data:image\/(jpeg|png|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
 const SHORT = 1000; // characters of a model's name, of a problem
 
 export class ImportError extends Error {}
@@ -72,12 +74,20 @@ const ANSWER = {
   problem: checkProblem, leftOut: checkNumber,
 };
 
+/** Pictures of a message: nothing that would be fetched from elsewhere. */
+function checkImages(value, where) {
+  expect(Array.isArray(value), where, "a list", value);
+  checkCount(value, MOST_PICTURES, where, "pictures");
+  value.forEach((url) => expect(typeof url === "string" && PICTURE.test(url), where, "a list of pictures as data URLs", url));
+  return value;
+}
+
 function checkMessage(message, where, at) {
   expect(isObject(message), where, "an object", message);
   const { role } = message;
   expect(role === "user" || role === "assistant", `${where}: role`, "user or assistant", role);
   const content = checkText(message.content, `${where}: content`);
-  if (role === "user") return { role, content };
+  if (role === "user") return { role, content, ...fields(message, where, { images: checkImages }) };
   const first = (value, what) => {
     expect(Number.isInteger(value) && value >= 0 && value <= at, what, "the number of an earlier message", value);
     return value;

@@ -5,6 +5,7 @@ import { ConversationView } from "./conversation.js";
 import { announce, byId, byTouch, grow, sends } from "./dom.js";
 import { source as local } from "./local.js";
 import { startMenu } from "./menu.js";
+import { allowPictures, hasPictures, startPictures, take } from "./pictures.js";
 import { source as server } from "./server.js";
 import { openSettings, startSettings, summary } from "./settings.js";
 import { showContext } from "./status.js";
@@ -42,6 +43,7 @@ function show() {
 
 /** The source can answer now, or no longer. What people write meanwhile stays. */
 function showReady() {
+  allowPictures(Boolean(source.sees));
   byId("send").disabled = !source.isReady;
 }
 
@@ -152,18 +154,19 @@ function edit(message, text) {
   const at = current.messages.indexOf(message);
   if (running.has(current.id) || at < 0) return;
   current.messages.length = at;
-  current.messages.push({ role: "user", content: text });
+  current.messages.push({ ...message, content: text });
   answerTo(current);
 }
 
 function send() {
   const field = byId("prompt");
   const text = field.value.trim();
-  if (!text || running.has(current.id)) return;
+  if (!(text || hasPictures()) || running.has(current.id)) return;
   if (!source.isReady) return announce("The model is not loaded yet");
   field.value = "";
   grow(field);
-  current.messages.push({ role: "user", content: text });
+  const images = take();
+  current.messages.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
   answerTo(current);
 }
 
@@ -174,6 +177,7 @@ function stop() {
 // What people do ----------------------------------------------------------------------------------------------
 
 function startComposer() {
+  startPictures();
   byId("prompt").addEventListener("input", () => grow(byId("prompt")));
   byId("prompt").addEventListener("keydown", (event) => {
     if (!sends(event)) return;

@@ -22,6 +22,10 @@ export const cut = () => new Problem(
 
 const count = (n) => Number(n).toLocaleString("en");
 
+export const unseen = () => new Problem(
+  "images", "This model does not read pictures.", "Choose one that does, or start a new chat without them.",
+);
+
 /** A message that does not fit, even alone. */
 export const tooLong = (used, context, hasSystem) => new Problem(
   "context", "This message is longer than the model can read.",

@@ -1,6 +1,6 @@
 // The source of answers that a server is: what it serves, and whether it is there. Asks again until it is.
 //
-// A source has: model (a name), isReady, hasSchemas, start(changed, chosen), use(model), which is what a conversation
+// A source has: model (a name), isReady, sees (pictures), hasSchemas, start(changed, chosen), use(model), which is what a conversation
 // wants, and open(model, signal), which gives what answers: model, isChosen (of several), defaults (of settings), context
 // (tokens; null: not known), chat(request, signal), and count(messages, signal), the tokens of a prompt.
 // recover(problem) is true if the same question may be asked again at once.
@@ -19,6 +19,7 @@ const LOADING_MS = 500; // between two looks at a model that is being loaded
 const TITLES = { unavailable: "Waiting for the model", key: "A key is needed", refused: "No model" };
 
 let timer = null;
+let shown = () => {}; // told when what is known of the model is another
 let looks = 0; // the latest one counts
 let models = []; // that are served
 let wanted = null; // the model that the conversation wants
@@ -35,6 +36,7 @@ function sessionOf(found) {
   const most = size === null ? {} : { max_tokens: limit < size ? limit : answerLimit(size) };
   return {
     found, model, size,
+    sees: Boolean(found.modalities?.vision),
     isChosen: models.length > 1,
     context: template ? size : null, // without a template, only the last message is sent
     defaults: { ...params, ...most },
@@ -52,19 +54,23 @@ async function* answer(ask, request, signal) {
   }
 }
 
-function showSession({ found, model, size, defaults }) {
+function showSession({ found, model, size, defaults, sees }) {
+  source.sees = sees;
+  shown();
   const context = size && `context ${count(size)}`;
   const line = (backend) => [found.device, backend, context].filter(Boolean).join(" · ");
   showStatus("ready", model, line(backendName(found.backend ?? "")), line(found.backend));
   showInfo([
     ["Model", model], ["Runs on", "the server"], ["Device", found.device], ["WebGPU", found.backend],
-    ["Context", size && `${count(size)} tokens`], ["Version", found.build_info],
+    ["Context", size && `${count(size)} tokens`], ["Reads", sees ? "text and pictures" : "text"], ["Version", found.build_info],
   ]);
   showDefaults(defaults);
   if (!found.chat_template) note("template", "This model has no chat template. It continues the text that you write.");
 }
 
 function showUnloaded(model) {
+  source.sees = false; // not known before it is loaded
+  shown();
   showStatus(stateOf(model) === "failed" ? "lost" : "waiting", model.id, lineOf(model));
   showInfo([["Model", model.id], ["Runs on", "the server"]]);
 }
@@ -111,11 +117,13 @@ async function connect() {
 
 export const source = {
   model: null,
+  sees: false,
   isReady: true, // a question to a server that is away says so
   hasSchemas: true,
 
   start(changed, chosen) {
     startKey();
+    shown = changed;
     startModels((name) => {
       chosen(name);
       source.use(name);

@@ -1,7 +1,7 @@
 // Conversations, kept in this browser: one entry of localStorage for each, so that tabs do not overwrite each other's.
 //
 // A conversation: {id, updated, title, settings, messages}; without a title, its first message names it. A message:
-// {role, content}; an answer also has `thoughts`, `figures` (tokens, rate, first token; tokens in the context, and its
+// {role, content}; of a person also `images`, as data URLs of 1,024 pixels at most; an answer also has `thoughts`, `figures` (tokens, rate, first token; tokens in the context, and its
 // size), `ended` (how), the `problem` that ended it, `isJson`, its `model`, the `first` message that the model saw, and
 // how many turns were `leftOut` from there on.
 
