@@ -17,7 +17,7 @@ from .serving import Running, running
 from .vision_oracles import VisionOracle
 
 pytest.importorskip("PIL", reason="Pillow is in the extra `vision`")
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("server page")]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
