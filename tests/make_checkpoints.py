@@ -172,7 +172,7 @@ _GRANITE4_SCANS = {
     **_MINICPM,
     "attention_multiplier": 0.2,
     "intermediate_size": 32,
-    "shared_intermediate_size": 48,
+    "shared_intermediate_size": 64,
     "layer_types": ["mamba", "attention", "mamba"],
     "position_embedding_type": "nope",
     **_SCANS,
@@ -209,7 +209,7 @@ _NEMOTRON_H_MOE = {
     "n_routed_experts": 5,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 64,
     "routed_scaling_factor": 1.7,
 }
 _CONV_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}

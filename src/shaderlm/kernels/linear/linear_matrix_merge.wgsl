@@ -32,20 +32,9 @@ fn main(
     if (index >= row_count() * quads) {
         return;
     }
-    let stride = params.tokens * quads;
     var sums = vec4<f32>();
-    var part = 0u;
-    // Four are asked for before the first is added: how many there are is not known to the compiler.
-    for (; part + 4u <= params.split; part = part + 4u) {
-        let at = part * stride + index;
-        let a = parts[at];
-        let b = parts[at + stride];
-        let c = parts[at + 2u * stride];
-        let d = parts[at + 3u * stride];
-        sums = sums + a + b + c + d;
-    }
-    for (; part < params.split; part = part + 1u) {
-        sums = sums + parts[part * stride + index];
+    for (var part = 0u; part < params.split; part = part + 1u) {
+        sums = sums + parts[part * params.tokens * quads + index];
     }
     finish(0u, index / quads, 4u * (index % quads), sums);
 }

@@ -13,7 +13,7 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
-from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, processors, row_count
+from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, processors, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
 from .packed import (
     epilogue_files,
@@ -245,7 +245,7 @@ TILES = (
     Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
 _FEW_BLOCKS = 64  # of k, that a workgroup takes for few rows
-_LONG_ROW = 4096  # inputs above which 512 lanes round a row
+_LONG_ROW = 4096  # inputs that 256 lanes of round_rows keep in registers
 _SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -398,17 +398,15 @@ def rounded_rows(
 ) -> tuple[Dispatch, dict[str, int]]:
     """The dispatch that rounds inputs, and its buffers. `count` is the file that counts rows, with its constants."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
-    extent = ("shared/subgroup_lanes", "linear/row_extent")
-    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", *extent, count)
+    reduce, needs = reduction(caps)
+    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", reduce, count)
     params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
     how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
-    how |= {"MATRIX_WORDS": inputs.matrix_words, "SUBGROUP": caps.subgroup_size, **(constants or {})}
+    how |= {"MATRIX_WORDS": inputs.matrix_words, **(constants or {})}
     if k > _LONG_ROW and tokens <= filling(64, caps) and inputs.matrix_rows == 1:  # else one kernel for all products
         how["WG"] = min(512, caps.max_invocations)
-    rounding = Dispatch(
-        Kernel("linear/round_rows", include, frozenset({"subgroups"}), unroll=True), tokens, params, how
-    )
+    rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, how)
     more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
     return rounding, more | ({"norm_weight": f32(k)} if norm else {})
 

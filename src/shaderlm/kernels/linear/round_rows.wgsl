@@ -9,7 +9,7 @@ const WG: u32 = 256u;
 const BLOCKS: u32 = 8u;
 const MATRIX_ROWS: u32 = 1u;   // rows of a matrix, if each matrix lies by itself
 const MATRIX_WORDS: u32 = 1u;  // and vec4<u32> of its rows
-const KEEP: u32 = 8u;  // quads per lane that stay in registers; those after them are read again
+const KEEP: u32 = 4u;  // quads per lane that stay in registers; those after them are read again
 
 struct Params {
     tokens: u32,
@@ -52,12 +52,11 @@ fn main(
         squares = squares + dot(value, value);
         large = max(large, abs(weighted(quad, value)));
     }
-    let extent = sum_and_max(squares, max(max(large.x, large.y), max(large.z, large.w)), lane);
     var root = 1.0;
     if (NORM) {
-        root = factor(extent.x);
+        root = factor(workgroup_sum(squares, lane));
     }
-    let largest = extent.y * root;
+    let largest = workgroup_max(max(max(large.x, large.y), max(large.z, large.w)), lane) * root;
     // By the exponent's bits: 2^14 / 2^floor(log2(largest)). Those below 2^−107 are left near zero.
     let exponent = clamp(bitcast<u32>(largest) >> 23u, 20u, 254u);
     let scale = bitcast<f32>((268u - exponent) << 23u) * root;

@@ -18,7 +18,7 @@ def _quads(dims: Dims, caps: DeviceCaps) -> int:
     quads, parts = int(dims["P"]) // 4, int(dims["N"]) // _ROWS
     lanes = max(1, _LANES // parts)
     while lanes > 1 and (
-        lanes >= 2 * quads or (lanes * parts > 32 and dims["H"] * ceil_div(quads, lanes) < 2 * processors(caps))
+        lanes >= 2 * quads or (lanes * parts > 32 and dims["H"] * ceil_div(quads, lanes) < processors(caps))
     ):
         lanes //= 2
     return lanes
