@@ -23,6 +23,7 @@ from .index_guard import run_guarded, unchecked_device
 from .matrix_loops import in_loops
 from .sweeps import every_pair, with_all
 from .test_attention import GPU, Heads, dims_of, rows_of
+from .vision_operands import MAKERS as VISION
 
 SHAPE, SMALL = (MatrixShape("f16", "f32", side, side, side) for side in (16, 8))
 ROUTE: Route = next(route for route in routes_of("attention") if route.name == "matrix")
@@ -103,6 +104,26 @@ def test_scores(window: int, softcap: float, sinks: bool, gpu: Device) -> None:
     dims, operands, expected = operands_of((4, 1, 32), 48, stretches, context="split", paged=True, **how)
     assert ROUTE.reason(dims, with_units(gpu.caps)) is None
     assert_close(attend(gpu, dims, operands), expected["out"], "attention f16", f"{how}")
+
+
+SPANS: Route = next(route for route in routes_of("attend_spans") if route.name == "matrix")
+
+
+# Heads that fill matrices, and heads that are padded; spans that end within a tile, and rows of none.
+@pytest.mark.parametrize(
+    "dims", [{"tokens": 70, "H": 3, "D": 72, "scale": 0.118}, {"tokens": 90, "H": 2, "D": 32, "scale": 0.3}]
+)
+def test_spans(dims: dict[str, Any], gpu: Device) -> None:
+    operands, expected = VISION["attend_spans"](np.random.default_rng(3), dims)
+    units = with_units(gpu.caps)
+    assert SPANS.reason(dims, units) is None
+    launch_list = SPANS.launch_list(dims, units)
+    if SHAPE not in gpu.caps.matrix_shapes:
+        dispatches = (replace(one, kernel=replace(one.kernel, unroll=False)) for one in launch_list.dispatches)
+        launch_list = LaunchList(tuple(dispatches), launch_list.buffers)
+    program = lower(SPANS, dims, units, operands, launch_list=launch_list)
+    raw = gpu.run(runnable(program, gpu))["out"]
+    assert_close(raw.view(np.float32).reshape(expected["out"].shape), expected["out"], "attention f16", str(dims))
 
 
 @pytest.mark.long

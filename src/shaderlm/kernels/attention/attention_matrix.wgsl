@@ -131,14 +131,14 @@ fn sums_at(first_pair: u32, columns: u32, r: u32, n: u32) -> u32 {
 // The rows segment.x … segment.y − 1 of the batch, of one sequence at consecutive positions; `t` is the first of the tile.
 fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
     let row = batch_row(segment.x);
-    let last = min(row.position + (segment.y - 1u - segment.x), pool_rows() - 1u);
+    let last = min(row_position(row, segment.y - 1u - segment.x), pool_rows() - 1u);
     let subgroup = lane / SUBGROUP;
     let columns = subgroup % COLUMN_GROUPS;
     let first_pair = subgroup / COLUMN_GROUPS * (ROW_TILES * MATRIX_M);  // of this subgroup
     let pair = lane / LANES;                                      // of this lane, in softmax
     let part = lane % LANES;
     let token = t + pair / GROUP;
-    let position = row.position + (token - segment.x);  // pairs that are not of the segment compute what nobody stores
+    let position = row_position(row, token - segment.x);  // pairs that are not of the segment compute what nobody stores
 
     let divisor = stage_queries(t, kv_head, lane);
     if (lane == 0u) {

@@ -57,7 +57,7 @@ class Tile:
 
 
 # The fastest first.
-_TILES = (Tile(64, 2, 4, 32), Tile(32, 4, 2, 16), Tile(32, 4, 1, 16), Tile(32, 2, 1, 16))
+TILES = (Tile(64, 2, 4, 32), Tile(32, 4, 2, 16), Tile(32, 4, 1, 16), Tile(32, 2, 1, 16))
 
 
 def _group(dims: Dims) -> int:
@@ -81,7 +81,7 @@ def _usable(dims: Dims, caps: DeviceCaps) -> list[Dispatch]:
     shape, lanes = matrix_shape(caps), caps.subgroup_max
     if shape is None or not lanes:
         return []
-    dispatches = [run_rows(tile, dims, shape, lanes) for tile in _TILES if tile.fits(dims, shape, lanes)]
+    dispatches = [run_rows(tile, dims, shape, lanes) for tile in TILES if tile.fits(dims, shape, lanes)]
     return [dispatch for dispatch in dispatches if over_limits(LaunchList((dispatch,), {}), caps) is None]
 
 
