@@ -119,7 +119,7 @@ def test_parts_by_hand() -> None:
 # Every op -----------------------------------------------------------------------------------------------------
 
 ROWS = {"k_cache", "v_cache", "table"}  # operands of which rows are counted, not parts
-STATE = "state"  # so with this: a row for each sequence, read and written
+STATES = {"state", "conv_state"}  # so with these: a row for each sequence, read and written
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -129,21 +129,27 @@ def test_every_op_has_its_cost(op: str) -> None:
         for position in (0, 1000):
             assert flops(op, dims, position) >= 0
             parts = {name: part(op, name, dims, position) for name in operands}
-            assert all(0 < value <= 1 for name, value in parts.items() if name not in {*ROWS, STATE}), (
+            assert all(0 < value <= 1 for name, value in parts.items() if name not in ROWS | STATES), (
                 dims,
                 position,
                 parts,
             )
-            assert STATE not in parts or parts[STATE] == 2 * (dims["tokens"] if dims["single"] else 1)
-            rotated = op != "linear" or dims["epilogue"] == "rope_kv_write"
+            for name in operands & STATES:
+                assert parts[name] == 2 * (dims["tokens"] if dims["single"] else 1)
+            # A product rotates in one epilogue; the table of rope_by_row has a row for each row of the step.
+            rotated = op != "rope_by_row" and (op != "linear" or dims["epilogue"] == "rope_kv_write")
             for name in operands & ROWS if rotated else ():
-                seen = position if op.endswith(("attention", "attention_linear")) and name != "table" else 0
+                seen = (
+                    position
+                    if op.endswith(("attention", "attention_linear", "attention_reach")) and name != "table"
+                    else 0
+                )
                 assert parts[name] == seen + dims["tokens"], (dims, position, name)
 
 
 def test_only_ops_that_move_data_compute_nothing() -> None:
     idle = {op for op in OPS if not any(flops(op, dims, 0) for dims in shapes(op))}
-    assert idle == {"embedding", "kv_write", "slice", "take_rows", "copy"}
+    assert idle == {"embedding", "kv_write", "slice", "take_rows", "copy", "concat", "pad_columns", "rope_rows"}
 
 
 @pytest.mark.parametrize("op", sorted({*OPS} - {"linear_q4gsw"}))  # its weight is packed: below

@@ -177,6 +177,8 @@ ADDED: Mapping[str, Any] = {
     "expert_weights_norm": "neither true nor false",
     "expert_weights_scale": 3.0,
     "config.grouped_value_heads": True,
+    "config.mamba_rms_norm": True,
+    "config.time_step_limit": [0.5, 0.6],
     "expert_shared_count": 1,
     "leading_dense_block_count": 2,
     "interleave_moe_layer_step": 3,

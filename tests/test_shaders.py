@@ -100,6 +100,8 @@ def test_naga_refuses_a_shader_that_is_wrong(device: Device) -> None:
 @pytest.mark.parametrize(("op", "route"), [each for each in ROUTES if "/matrix" not in str(each.id)])
 def test_tint_reads_every_shader(op: str, route: Route, devices: str, null: Any) -> None:
     shaders = _for_dawn(route, CAPS[devices])
+    if not shaders and devices == "large GPUs":
+        shaders = _for_dawn(route, [_UNITS])  # it wants to know how many lanes a subgroup has
     _check(null, shaders)
     assert shaders or devices != "large GPUs", "no case has it"
 
