@@ -19,9 +19,21 @@ from .tiny_models import write_tiny
 _SECONDS = 900
 
 
+_SCANS = ("scans", "configs of scans")  # the readers of "gguf" and "config", with keys of more layers
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of memory are those of POSIX")
-@pytest.mark.parametrize("kind", fuzzing.KINDS)
-@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("count", "kind"),
+    [
+        *(pytest.param(100, kind, id=f"100-{kind}") for kind in _SCANS),
+        *(
+            pytest.param(500, kind, marks=pytest.mark.full if kind in _SCANS else (), id=f"500-{kind}")
+            for kind in fuzzing.KINDS
+        ),
+        *(pytest.param(20_000, kind, marks=pytest.mark.long, id=f"20000-{kind}") for kind in fuzzing.KINDS),
+    ],
+)
 def test_damaged_files(kind: str, count: int) -> None:
     command = [sys.executable, "-m", "tests.fuzzing", kind, str(count), str(count)]
     own = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}

@@ -33,6 +33,14 @@ pytestmark = pytest.mark.xdist_group("recurrent")
 MODELS = ("lfm2", "qwen35", "granitehybrid", "mamba2")
 LENGTH = 120  # tokens: more than the chunks of any test
 
+# Of what is the same for every kind of state, two kinds are in the default tier.
+two_by_default = pytest.mark.parametrize(
+    "path",
+    [pytest.param(name, marks=() if name in {"qwen35", "mamba2"} else pytest.mark.full) for name in MODELS],
+    indirect=True,
+    scope="module",
+)
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -141,6 +149,7 @@ def test_random_schedules(seed: int, runner: Runner, ids: list[int], logits: F32
         runner.free(sequence)
 
 
+@two_by_default
 def test_generations_beside_each_other(model: LanguageModel) -> None:
     """The engine batches and begins anew; texts stay the same."""
     prompts = [f"{i} is a number. " * (i + 1) for i in range(4)]
@@ -164,6 +173,7 @@ def generate(model: LanguageModel, prompt: list[int], tokens: int = 8) -> tuple[
     return found.ids, handle.usage.cached_tokens
 
 
+@two_by_default
 def test_a_prompt_begins_after_a_snapshot(model: LanguageModel) -> None:
     """The last whole page of a prompt has one; texts are those without."""
     words = [int(i) for i in np.random.default_rng(5).integers(0, model.config.vocabulary, 3 * PAGE)]
@@ -181,6 +191,7 @@ def test_a_prompt_begins_after_a_snapshot(model: LanguageModel) -> None:
     assert len(states.snapshots) == states.rows - states.free == 3, "of what was generated, too"
 
 
+@two_by_default
 def test_what_was_generated_has_snapshots(model: LanguageModel) -> None:
     """A conversation goes on after the last whole page of its answer."""
     begin(model)
@@ -193,6 +204,7 @@ def test_what_was_generated_has_snapshots(model: LanguageModel) -> None:
     assert generate(model, text) == (found, 0)
 
 
+@two_by_default
 def test_snapshots_give_way(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are few: the one that was not used for longest goes, and the text stays what it was."""
     begin(model)
@@ -290,6 +302,7 @@ def test_a_restart_finds_states_and_pages(
         assert not model.runner.states.snapshots or model.runner.states.free < model.runner.states.rows
 
 
+@two_by_default
 def test_a_saved_prompt_has_its_state(path: Path, tmp_path: Path) -> None:
     """Up to its last whole page. A file without the record of the state, or with another one, is refused."""
     file, key = tmp_path / "prompt.bin", b"key"
@@ -351,6 +364,7 @@ def test_rejected_drafts(rows: int, runner: Runner, ids: list[int], logits: F32)
     assert runner.states.free + len(runner.states.snapshots) == runner.states.rows
 
 
+@two_by_default
 def test_texts_with_drafts_are_those_without(path: Path) -> None:
     """A drafter that is right half of the time, across the ends of pages; then the cache is used."""
     with load_with(path, device="numpy", cache="f32", precision="exact") as model:
