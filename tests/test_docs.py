@@ -100,8 +100,8 @@ NOT_RUN = ("CONTRIBUTING.md", "scaling.md", "vision.md")
 @pytest.mark.full
 @pytest.mark.parametrize(
     "document",
-    # The example of scaling.md needs Ray: its call is that of test_ray_serve. That of vision.md needs a model that sees:
-    # its call is that of test_vision.
+    # The example of scaling.md needs Ray: its call is that of test_ray_serve. That of vision.md needs a model that
+    # sees: its call is that of test_vision.
     [each for each in CURRENT if each.name not in NOT_RUN and _blocks(each, "python")],
     ids=lambda path: path.name,
 )
