@@ -15,7 +15,8 @@ import pytest
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
-from shaderlm.formats.vision_files import VisionFile, open_folder_tower, open_mmproj
+from shaderlm.formats.hf.towers import open_folder_tower
+from shaderlm.formats.vision_files import VisionFile, open_mmproj
 from shaderlm.models.vision import Tower, read_tower
 from shaderlm.runtime.tower import NumpyTower, TowerSource
 from shaderlm.vision import open_picture

@@ -1,6 +1,6 @@
 """Tiny checkpoints that see, with what `transformers` gives: pixels, ids, features, logits and greedy ids.
 
-`data/vision-oracles.tar.xz` has a folder for each: `hf`, `model.gguf` and `mmproj.gguf`, pictures, `pixels.npz` (the
+`data/vision-*.tar.xz` have a folder for each: `hf`, `model.gguf` and `mmproj.gguf`, pictures, `pixels.npz` (the
 features of every case, and the pixels of some), `logits.npy` (the last row of every case) and `oracle.json`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ARCHIVE = Path(__file__).parent / "data" / "vision-oracles.tar.xz"
+ARCHIVES = sorted((Path(__file__).parent / "data").glob("vision-*.tar.xz"))
 NAMES = ("gemma3-vision", "qwen3vl", "smolvlm")
 IMAGE_TOKENS = {"qwen3vl": (4, 16)}  # of the processor, which an mmproj file does not say
 SOURCES = [(name, source) for name in NAMES for source in ("hf", "model.gguf")]
@@ -58,11 +58,12 @@ class VisionOracle:
 
 def unpack_vision(folder: Path) -> dict[str, VisionOracle]:
     """All of them, in a folder; by name."""
-    with tarfile.open(ARCHIVE) as archive:
-        for member in archive:
-            content = archive.extractfile(member)
-            assert content is not None
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.read())
+    for each in ARCHIVES:
+        with tarfile.open(each) as archive:
+            for member in archive:
+                content = archive.extractfile(member)
+                assert content is not None
+                path = folder / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())
     return {path.name: VisionOracle(path) for path in sorted(folder.iterdir())}

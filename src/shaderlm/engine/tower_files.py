@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError, ModelError
 from ..formats.checkpoint import Checkpoint
-from ..formats.vision_files import VisionFile, open_folder_tower, open_mmproj
+from ..formats.hf.towers import open_folder_tower
+from ..formats.vision_files import VisionFile, open_mmproj
 from ..models.config import Config, ImageRows
 from ..models.vision import Tower, read_tower
 from ..runtime.tower import NumpyTower, TowerRunner, TowerSource

@@ -1,0 +1,141 @@
+"""How folders of each `model_type` say what an mmproj file says: names of tensors, keys, and what follows from them.
+
+One row of FAMILIES adds a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+Names = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class FolderFamily:
+    """One family.
+
+    names: patterns of names of tensors, and GGUF's; {i} is the layer of the i-th features of earlier layers. keys: of
+    vision_config, and GGUF's. more: further keys, of config.json and the processor's file.
+    """
+
+    projector: str
+    names: Names
+    keys: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    more: Callable[[Json, Json], Json]
+
+
+_SIGLIP: Names = (
+    (r"embeddings\.patch_embedding\.", "v.patch_embd."),
+    (r"embeddings\.position_embedding\.", "v.position_embd."),
+    (r"encoder\.layers\.(\d+)\.layer_norm1\.", r"v.blk.\1.ln1."),
+    (r"encoder\.layers\.(\d+)\.layer_norm2\.", r"v.blk.\1.ln2."),
+    (r"encoder\.layers\.(\d+)\.self_attn\.(q|k|v)_proj\.", r"v.blk.\1.attn_\2."),
+    (r"encoder\.layers\.(\d+)\.self_attn\.out_proj\.", r"v.blk.\1.attn_out."),
+    (r"encoder\.layers\.(\d+)\.mlp\.fc1\.", r"v.blk.\1.ffn_up."),
+    (r"encoder\.layers\.(\d+)\.mlp\.fc2\.", r"v.blk.\1.ffn_down."),
+    (r"post_layernorm\.", "v.post_ln."),
+)
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "patch_size": "patch_size",
+}
+_SIGLIP_KEYS = {
+    **_SIZES,
+    "num_attention_heads": "attention.head_count",
+    "num_hidden_layers": "block_count",
+    "image_size": "image_size",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+}
+_QWEN_KEYS = {
+    **_SIZES,
+    "num_heads": "attention.head_count",
+    "depth": "block_count",
+    "out_hidden_size": "projection_dim",
+    "spatial_merge_size": "spatial_merge_size",
+}
+
+
+def size_of(processor: Json) -> Json:
+    """`size` of a processor, where it is one of several numbers."""
+    return processor["size"] if isinstance(processor.get("size"), dict) else {}
+
+
+def _bounds(processor: Json) -> Json:
+    """The least and the most pixels, under the names of today or of before."""
+    named = (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
+    found = {f"image_{old}": size_of(processor).get(name, processor.get(old)) for name, old in named}
+    return {key: pixels for key, pixels in found.items() if pixels is not None}
+
+
+def _qwen3vl(config: Json, processor: Json) -> Json:
+    vision = config["vision_config"]
+    layers = vision.get("deepstack_visual_indexes") or []
+    return {
+        "image_size": round(vision.get("num_position_embeddings", 0) ** 0.5) * vision.get("patch_size", 0),
+        "is_deepstack_layers": [i in layers for i in range(vision.get("depth", 0))],
+        **_bounds(processor),
+    }
+
+
+def _gemma3(config: Json, processor: Json) -> Json:
+    vision, tokens = config["vision_config"], config.get("mm_tokens_per_image", 256)
+    side = vision.get("image_size", 0) // max(1, vision.get("patch_size", 1))
+    return {"projector.scale_factor": side // max(1, round(tokens**0.5))}
+
+
+def _idefics3(config: Json, processor: Json) -> Json:
+    longest = size_of(processor).get("longest_edge", config["vision_config"].get("image_size"))
+    return {"projector.scale_factor": config.get("scale_factor", 2), "preproc_image_size": longest}
+
+
+_QWEN3VL = FolderFamily(
+    "qwen3vl_merger",
+    (
+        (r"patch_embed\.proj\.", "v.patch_embd."),
+        (r"pos_embed\.", "v.position_embd."),
+        (r"blocks\.(\d+)\.norm1\.", r"v.blk.\1.ln1."),
+        (r"blocks\.(\d+)\.norm2\.", r"v.blk.\1.ln2."),
+        (r"blocks\.(\d+)\.attn\.qkv\.", r"v.blk.\1.attn_qkv."),
+        (r"blocks\.(\d+)\.attn\.proj\.", r"v.blk.\1.attn_out."),
+        (r"blocks\.(\d+)\.mlp\.linear_fc1\.", r"v.blk.\1.ffn_up."),
+        (r"blocks\.(\d+)\.mlp\.linear_fc2\.", r"v.blk.\1.ffn_down."),
+        (r"merger\.norm\.", "v.post_ln."),
+        (r"merger\.linear_fc1\.", "mm.0."),
+        (r"merger\.linear_fc2\.", "mm.2."),
+        (r"deepstack_merger_list\.(\d+)\.norm\.", r"v.deepstack.{\1}.norm."),
+        (r"deepstack_merger_list\.(\d+)\.linear_fc(\d)\.", r"v.deepstack.{\1}.fc\2."),
+    ),
+    _QWEN_KEYS,
+    {"attention.layer_norm_epsilon": 1e-6},
+    _qwen3vl,
+)
+_GEMMA3 = FolderFamily(
+    "gemma3",
+    (
+        *_SIGLIP,
+        (r"mm_input_projection_weight", "mm.input_projection.weight"),
+        (r"mm_soft_emb_norm\.", "mm.soft_emb_norm."),
+    ),
+    _SIGLIP_KEYS,
+    {"attention.layer_norm_epsilon": 1e-6},
+    _gemma3,
+)
+_IDEFICS3 = FolderFamily(
+    "idefics3",
+    (*_SIGLIP, (r"modality_projection\.proj\.", "mm.model.fc.")),
+    _SIGLIP_KEYS,
+    {"attention.layer_norm_epsilon": 1e-6},
+    _idefics3,
+)
+FAMILIES: Mapping[str, FolderFamily] = {
+    "qwen3_vl": _QWEN3VL,
+    "qwen3_vl_moe": _QWEN3VL,
+    "gemma3": _GEMMA3,
+    "smolvlm": _IDEFICS3,
+    "idefics3": _IDEFICS3,
+}

@@ -1,0 +1,77 @@
+"""The graph of a tower: from patches to the features of tokens."""
+
+from __future__ import annotations
+
+import math
+
+from ...graph.graph import Graph
+from .mergers import MERGERS, two_matrices
+from .parts import Parts
+from .places import POSITIONS
+from .sizes import Sizes
+
+
+def tower_graph(sizes: Sizes, patches: int) -> tuple[Graph, Parts]:
+    """The graph for so many patches, and what it is made of."""
+    parts = Parts(sizes, patches)
+    b, n = parts.b, patches
+    x = b.tensor("patches", n, sizes.patch_width, role="input")
+    b.tensor("spans", n, 2, role="input", format="u32")
+    if sizes.family.rope:
+        b.tensor("turns", n, sizes.head // 2, 2, role="input")
+    x = parts.linear("v.patch_embd", x, 3 * sizes.patch**2, sizes.hidden)
+    x = parts.sum("v.placed", x, _positions(parts))
+    outputs: list[str] = []
+    for i in range(sizes.layers):
+        x = _layer(parts, f"v.blk.{i}", x)
+        if i in sizes.deepstack:
+            outputs.append(_deepstack(parts, f"v.deepstack.{i}", x, len(outputs) + 1))
+    return b.graph(MERGERS[sizes.family.merger](parts, x), *outputs), parts
+
+
+def _positions(parts: Parts) -> str:
+    """Of every patch, a sum of rows of a table."""
+    sizes, n = parts.sizes, parts.patches
+    taps = POSITIONS[sizes.family.positions].taps
+    shape = sizes.side**2, sizes.hidden
+    # Not a matrix that is multiplied: numbers in f32.
+    table = parts.stored("v.position_embd.weight", shape, (shape[0] * shape[1],))
+    inputs = {
+        "weight": table,
+        "rows": parts.b.tensor("places", n, taps, role="input", format="u32"),
+        "factors": parts.b.tensor("place_factors", n, taps, role="input"),
+    }
+    dims = {"tokens": n, "N": sizes.side**2, "K": sizes.hidden, "taps": taps}
+    out = parts.b.tensor("v.positions", n, sizes.hidden)
+    parts.b.add("weighted_rows", dims, inputs, "v", out=out)
+    return out
+
+
+def _layer(parts: Parts, name: str, x: str) -> str:
+    sizes, n, hidden = parts.sizes, parts.patches, parts.sizes.hidden
+    read = parts.layer_norm(f"{name}.ln1", x, n, hidden)
+    q, k, v = (parts.part(name, i, read) for i in range(3))
+    if sizes.family.rope:
+        q, k = _rotated(parts, name, q), _rotated(parts, name, k)
+    out = parts.b.tensor(f"{name}.attended", n, hidden)
+    dims = {"tokens": n, "H": sizes.heads, "D": sizes.head, "scale": 1 / math.sqrt(sizes.head)}
+    parts.b.add("attend_spans", dims, {"q": q, "k": k, "v": v, "spans": "spans"}, name, out=out)
+    x = parts.sum(f"{name}.attn_sum", x, parts.linear(f"{name}.attn_out", out, hidden, hidden))
+    read = parts.layer_norm(f"{name}.ln2", x, n, hidden)
+    y = parts.activated("gelu", parts.linear(f"{name}.ffn_up", read, hidden, sizes.ffn, wide=True))
+    return parts.sum(f"{name}.ffn_sum", x, parts.linear(f"{name}.ffn_down", y, sizes.ffn, hidden))
+
+
+def _rotated(parts: Parts, layer: str, x: str) -> str:
+    sizes, n = parts.sizes, parts.patches
+    out = parts.b.tensor(f"{x}.rotated", n, sizes.hidden)
+    dims = {"tokens": n, "H": sizes.heads, "D": sizes.head}
+    parts.b.add("rope_by_row", dims, {"x": x, "table": "turns"}, layer, out=out)
+    return out
+
+
+def _deepstack(parts: Parts, name: str, x: str, level: int) -> str:
+    """Features after an earlier layer: neighbouring patches side by side, normalised together."""
+    sizes, merged = parts.sizes, parts.sizes.merge**2
+    read = parts.layer_norm(f"{name}.norm", x, parts.patches // merged, sizes.hidden * merged)
+    return two_matrices(parts, (f"{name}.fc1", f"{name}.fc2"), read, f"features.{level}")

@@ -1,0 +1,46 @@
+"""What follows the last layer of a tower: from the values of patches to the features of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .parts import Parts
+
+
+def norm_mlp(parts: Parts, x: str) -> str:
+    """Each patch normalised, then neighbours side by side through two matrices."""
+    read = parts.layer_norm("v.post_ln", x, parts.patches, parts.sizes.hidden)
+    return two_matrices(parts, ("mm.0", "mm.2"), read, "features")
+
+
+def two_matrices(parts: Parts, layers: tuple[str, str], read: str, out: str) -> str:
+    """Neighbouring patches side by side through two matrices."""
+    sizes = parts.sizes
+    width = sizes.hidden * sizes.merge**2
+    y = parts.activated("gelu_erf", parts.linear(layers[0], read, width, width))
+    return parts.linear(layers[1], y, width, sizes.out, out)
+
+
+def linear(parts: Parts, x: str) -> str:
+    """Each patch normalised, then neighbours side by side through one matrix."""
+    sizes = parts.sizes
+    read = parts.layer_norm("v.post_ln", x, parts.patches, sizes.hidden)
+    return parts.linear("mm.model.fc", read, sizes.hidden * sizes.merge**2, sizes.out, "features", bias=False)
+
+
+def mean_norm_linear(parts: Parts, x: str) -> str:
+    """The mean of neighbouring patches, normalised, through one matrix."""
+    sizes, rows = parts.sizes, parts.patches // parts.sizes.merge**2
+    read = parts.layer_norm("v.post_ln", x, parts.patches, sizes.hidden)
+    pooled = parts.b.tensor("v.pooled", rows, sizes.hidden)
+    dims = {"tokens": rows, "group": sizes.merge**2, "width": sizes.hidden}
+    parts.b.add("mean_rows", dims, {"x": read}, "v", out=pooled)
+    normed = parts.rms_norm("mm.soft_emb_norm", pooled, rows, sizes.hidden)
+    return parts.linear("mm.input_projection", normed, sizes.hidden, sizes.out, "features", bias=False)
+
+
+MERGERS: Mapping[str, Callable[[Parts, str], str]] = {
+    "norm_mlp": norm_mlp,
+    "linear": linear,
+    "mean_norm_linear": mean_norm_linear,
+}

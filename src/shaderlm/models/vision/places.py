@@ -1,0 +1,52 @@
+"""Where the patches of a picture are: rows of learned positions, angles, and which patches see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import vision
+from ...vision.processors import Layout
+from .sizes import Sizes
+
+Rows = tuple[NDArray[np.uint32], NDArray[np.float32]]
+
+
+class Positions(NamedTuple):
+    """Learned positions: so many rows of a table for a patch, and their factors."""
+
+    taps: int
+    rows: Callable[[Sizes, Layout], Rows]
+
+
+def _table(sizes: Sizes, layout: Layout) -> Rows:
+    """The row of the place."""
+    places = layout.places()
+    return (places[:, :1] * sizes.side + places[:, 1:]).astype(np.uint32), np.ones((len(places), 1), np.float32)
+
+
+def _interpolated(sizes: Sizes, layout: Layout) -> Rows:
+    """Between four rows: the grid of a picture is laid on the table, corners on corners."""
+    rows, columns = (size * layout.merge for size in layout.grid)
+    return vision.interpolation(sizes.side, rows, columns, layout.places())
+
+
+POSITIONS: Mapping[str, Positions] = {
+    "table": Positions(1, _table),
+    "interpolated": Positions(4, _interpolated),
+}
+
+
+def tower_inputs(sizes: Sizes, layout: Layout) -> dict[str, NDArray[Any]]:
+    """What the graph of a tower reads beside patches, for one picture: positions, and which patches see each other."""
+    inputs: dict[str, NDArray[Any]] = {}
+    inputs["places"], inputs["place_factors"] = POSITIONS[sizes.family.positions].rows(sizes, layout)
+    if sizes.family.rope:
+        inputs["turns"] = vision.turns(layout.places(), sizes.head, 10000.0)
+    ends = np.cumsum(layout.tile_patches)
+    spans = [np.tile((end - count, end), (count, 1)) for end, count in zip(ends, layout.tile_patches, strict=True)]
+    inputs["spans"] = np.concatenate(spans).astype(np.uint32)
+    return inputs

@@ -1,0 +1,50 @@
+"""The numbers of a tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..config import Shapes
+from .families import Family
+
+_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What its graph follows from, with the formats of its tensors as they will lie on the device."""
+
+    family: Family
+    hidden: int
+    heads: int
+    ffn: int
+    layers: int
+    patch: int
+    merge: int
+    side: int  # of the table of positions, in patches
+    eps: float
+    out: int  # width of the text model
+    deepstack: tuple[int, ...]  # layers after which features are taken, too
+    formats: Mapping[str, str] = field(repr=False)
+    shapes: Shapes = field(repr=False)
+
+    @property
+    def levels(self) -> int:
+        """Features of a token: those after the last layer, and those of earlier ones."""
+        return 1 + len(self.deepstack)
+
+    @property
+    def head(self) -> int:
+        """Values of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def patch_width(self) -> int:
+        """Values of a patch, with zeros up to whole blocks."""
+        return whole_blocks(3 * self.patch**2)
+
+
+def whole_blocks(columns: int) -> int:
+    """Kernels read matrices in blocks of so many columns."""
+    return -(-columns // _BLOCK) * _BLOCK

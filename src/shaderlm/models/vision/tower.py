@@ -1,0 +1,124 @@
+"""A tower as its file says it: sizes and processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ModelError
+from ...graph.graph import Graph
+from ...vision.processors import Processor
+from ..config import Shapes, expect
+from .families import FAMILIES, Family
+from .graph import tower_graph
+from .keys import PREFIX, Keys
+from .sizes import Sizes
+
+_MAX_TOKENS = 16384  # of a picture, where a file has no bound
+
+
+@dataclass(frozen=True)
+class Tower(Sizes):
+    """One tower, and what it does with the size of a picture."""
+
+    processor: Processor
+
+    def build(self, patches: int) -> Graph:
+        """patches [n, 3 · patch²] → features [n / merge², out], and features.1 … after earlier layers."""
+        return tower_graph(self, patches)[0]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors, as they lie on a device."""
+        sizes = {name: math.prod(shape) for name, shape in self.padded().items()}
+        halves = {name for name, shape in self.padded().items() if len(shape) > 1 and self.formats.get(name) == "f16"}
+        return sum((2 if name in halves else 4) * size for name, size in sizes.items())
+
+    def padded(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of tensors as the graph reads them: matrices of whole blocks, zeros where the file has none."""
+        return tower_graph(self, self.merge**2)[1].padded
+
+
+def projector(metadata: Mapping[str, Any]) -> str:
+    """The name of a tower's family."""
+    name = metadata.get("clip.projector_type") or metadata.get(f"{PREFIX}projector_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ModelError(f"clip.projector_type is {name!r:.60}; towers of {', '.join(FAMILIES)} are supported")
+    return name
+
+
+def read_tower(
+    metadata: Mapping[str, Any],
+    shapes: Shapes,
+    formats: Mapping[str, str],
+    image_tokens: tuple[int, int] | None = None,
+) -> Tower:
+    """The tower of a file. image_tokens: the least and the most of a picture, where its size decides."""
+    family = FAMILIES[projector(metadata)]
+    keys = Keys(metadata)
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    patch, image = keys.whole("patch_size", maximum=256), keys.whole("image_size", maximum=1 << 14)
+    if hidden % heads or (hidden // heads) % 4 or image % patch:
+        raise ModelError(f"{PREFIX}: {hidden} values for {heads} heads, or images of {image} for patches of {patch}")
+    layers = keys.whole("block_count", maximum=1024)
+    merge = keys.whole("projector.scale_factor", family.merge or None, maximum=16)
+    if family.sizing == "area":
+        merge = keys.whole("spatial_merge_size", family.merge or None, maximum=16)
+    flags = keys.get("is_deepstack_layers") or [False] * layers
+    if not isinstance(flags, list) or len(flags) != layers:
+        raise keys.wrong("is_deepstack_layers", f"{layers} times true or false", flags)
+    processor = _processor(family, keys, patch, merge, image, image_tokens)
+    tower = Tower(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        ffn=keys.whole("feed_forward_length"),
+        layers=layers,
+        patch=patch,
+        merge=merge,
+        side=image // patch,
+        eps=keys.number("attention.layer_norm_epsilon"),
+        out=keys.whole("projection_dim"),
+        deepstack=tuple(i for i, flag in enumerate(flags) if flag),
+        processor=processor,
+        formats=formats,
+        shapes=shapes,
+    )
+    if family.sizing != "area" and (image // patch) % merge:
+        raise ModelError(f"{PREFIX}image_size is {image}: not a multiple of {merge} patches of {patch}")
+    wanted = tower_graph(tower, merge * merge)[1].wanted
+    for name, shape in wanted.items():
+        expect(shapes, name, shape)
+    if unread := [name for name in shapes if name not in wanted]:
+        raise ModelError(f"the tower has {len(unread)} tensors that are not read, such as {unread[0]}")
+    return tower
+
+
+def _processor(
+    family: Family, keys: Keys, patch: int, merge: int, image: int, image_tokens: tuple[int, int] | None
+) -> Processor:
+    unit = (patch * merge) ** 2
+    least, most = (
+        keys.whole("image_min_pixels", 64 * unit, 1 << 30),
+        keys.whole("image_max_pixels", 16384 * unit, 1 << 30),
+    )
+    if image_tokens is not None and family.sizing == "area":
+        least, most = (number * unit for number in image_tokens)
+    kind = keys.get("resample", family.filter)
+    return Processor(
+        sizing=family.sizing,
+        patch=patch,
+        merge=merge,
+        filter=kind,
+        mean=keys.three("image_mean"),
+        std=keys.three("image_std"),
+        side=image,
+        longest=keys.whole("preproc_image_size", image, 1 << 14),
+        least_pixels=least,
+        most_pixels=min(most, _MAX_TOKENS * unit),
+        placeholder=family.placeholder,
+        token=family.token,
+        texts=family.texts,
+    )
