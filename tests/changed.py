@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,14 @@ class InMemory(Checkpoint):
         )
 
 
-def every_checkpoint() -> Iterator[tuple[str, InMemory]]:
-    """By name."""
+@cache
+def in_memory(name: str) -> InMemory:
+    """A recorded checkpoint."""
+    entry = checkpoints.recorded(name)
+    own = entry["architecture"]
     tokenizer = {key: value for key, value in tiny_metadata().items() if key.startswith("tokenizer.")}
-    for name in checkpoints.names():
-        entry = checkpoints.recorded(name)
-        own = entry["architecture"]
-        keys, tensors = converted(own, entry["config"], checkpoints.tensors_of(entry), entry.get("how"))
-        yield name, InMemory({"general.architecture": own, **tokenizer, **keys}, tensors)
+    keys, tensors = converted(own, entry["config"], checkpoints.tensors_of(entry), entry.get("how"))
+    return InMemory({"general.architecture": own, **tokenizer, **keys}, tensors)
 
 
 def logits(file: Checkpoint) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,11 @@ def with_all(*values: Any) -> Any:
 def by_default(values: Iterable[Any], wanted: Callable[[Any], bool]) -> list[Any]:
     """Parameters of a test. Those that are not wanted run with --all."""
     return [pytest.param(value, marks=() if wanted(value) else pytest.mark.long) for value in values]
+
+
+def some_by_default(values: Iterable[Any], wanted: Container[Any]) -> list[Any]:
+    """Parameters of a test. Those that are not wanted are in the full tier."""
+    return [pytest.param(value, marks=() if value in wanted else pytest.mark.full) for value in values]
 
 
 def every_third_by_default(values: Iterable[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from shaderlm.models.config import Metadata
 from shaderlm.models.metadata_keys import HARMLESS, REFUSED
 
 from .architectures import model
-from .changed import every_checkpoint
+from .changed import in_memory
 from .changed import logits as logits_of
 from .command_line import shaderlm as command
 from .tiny_models import write_tiny, write_tiny_llama
@@ -157,7 +157,7 @@ def test_values_that_change_nothing_are_accepted(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_file_says_of_what_is_computed_anyway(name: str, key: str, same: Any, other: Any) -> None:
-    file = dict(every_checkpoint())[name]
+    file = in_memory(name)
     np.testing.assert_array_equal(logits_of(file.changed({key: same})), logits_of(file))
     with pytest.raises(ModelError, match=f"{file.own}.{key} is {other}"):
         logits_of(file.changed({key: other}))

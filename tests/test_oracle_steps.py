@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 from . import checkpoints
 from .oracles import ARCHITECTURES, NAMES, Case, Oracle, assert_logits
 from .session import Session, rewind
-from .sweeps import by_default
+from .sweeps import by_default, every_third_by_default, some_by_default, with_all
 
 pytestmark = pytest.mark.xdist_group("test_oracles")
 Oracles = dict[str, Oracle]
@@ -34,6 +35,8 @@ OTHERS = [
 ]
 # Windows, sinks and experts.
 SCORED = ("gemma2", "gpt-oss-mxfp4", "mixtral", "qwen3moe")
+# By default: every kind of attention and of state has one of these.
+SHORT = ("gemma3", "gpt-oss-mxfp4", "mamba2", "phi3-longrope", "qwen35")
 
 
 class Loaded:
@@ -43,14 +46,17 @@ class Loaded:
         self.model = load(oracle, device)
         self.runner, self.cases = self.model.runner, oracle.cases()[512]
         assert [len(case.prompt) for case in self.cases] == [5, 17, 40, 300]
-        self._oracle, self._known = oracle, dict[tuple[int, ...], F32]()
+        self._alone, self._known = load(oracle, "numpy"), dict[tuple[int, ...], F32]()
 
     def whole(self, ids: list[int]) -> F32:
         """Logits [tokens, vocabulary] of a sequence alone, in one go, in NumPy."""
         if tuple(ids) not in self._known:
-            with load(self._oracle, "numpy") as model:
-                self._known[tuple(ids)] = model.logits(ids)
+            self._known[tuple(ids)] = self._alone.logits(ids)
         return self._known[tuple(ids)]
+
+    def close(self) -> None:
+        self.model.close()
+        self._alone.close()
 
     def logits(self, *parts: SequenceChunk) -> F32:
         """Of a step."""
@@ -67,8 +73,8 @@ def places() -> Iterator[Any]:
     """A software adapter takes long to compile these: test_batches has such steps of a smaller model."""
     for name in NAMES:
         for where in ("numpy", "cpu", "device", "gpu"):
-            short = where == "numpy" or (where == "cpu" and name in {*FUSED, *SCORED})
-            marks = () if short else pytest.mark.full if where == "cpu" else pytest.mark.long
+            short = name in SHORT and (where == "numpy" or (where == "cpu" and name in FUSED))
+            marks = () if short else pytest.mark.full if where in CPU_DEVICES else pytest.mark.long
             yield pytest.param((name, where), id=f"{name}-{where}", marks=marks)
 
 
@@ -76,9 +82,8 @@ def places() -> Iterator[Any]:
 def model(request: pytest.FixtureRequest, oracles: Oracles) -> Iterator[Loaded]:
     """Every checkpoint in NumPy, with packed weights, on the adapter of the tests, and on the same taken for a GPU."""
     name, where = request.param
-    made = Loaded(oracles[name], where if where in CPU_DEVICES else request.getfixturevalue(where))
-    yield made
-    made.model.close()
+    with closing(Loaded(oracles[name], where if where in CPU_DEVICES else request.getfixturevalue(where))) as made:
+        yield made
 
 
 def test_a_prompt_in_chunks(model: Loaded) -> None:
@@ -145,9 +150,9 @@ def test_forks_and_what_is_forgotten(model: Loaded) -> None:
     runner.free(child)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", every_third_by_default(OTHERS))
 @pytest.mark.parametrize(
-    "where", ["numpy", "cpu", *(pytest.param(x, marks=pytest.mark.long) for x in ("device", "gpu"))]
+    "where", ["numpy", pytest.param("cpu", marks=pytest.mark.full), with_all("device"), with_all("gpu")]
 )
 def test_checkpoints_without_an_oracle(name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Chunks of 3, 1 and 8 rows beside others, a fork, and an earlier position, as all in one go in NumPy."""
@@ -175,7 +180,7 @@ def test_checkpoints_without_an_oracle(name: str, where: str, tmp_path: Path, re
         step((first, ids[39:], alone[39]), (third, ids[10:30], alone[29]))
 
 
-@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("name", some_by_default(SCORED, ("gpt-oss-mxfp4", "qwen3moe")))
 @pytest.mark.parametrize("where", ["numpy", "cpu", pytest.param("device", marks=pytest.mark.long)])
 def test_deterministic_generations(name: str, where: str, oracles: Oracles, request: pytest.FixtureRequest) -> None:
     """Their log probabilities do not depend on what runs beside them, to the bit: experts take rows of others, too."""

@@ -13,13 +13,13 @@ from shaderlm.formats.hf.folder import Folder
 from shaderlm.models.checkpoint import architecture_of, read_config
 
 from . import checkpoints
-from .changed import InMemory, every_checkpoint, logits
+from .changed import InMemory, in_memory, logits
 from .command_line import shaderlm
 from .gguf_files import write_gguf
 from .safetensors_files import write_safetensors
 
 NAME = "glm4moe"
-FILE = dict(every_checkpoint())[NAME]
+FILE = in_memory(NAME)
 LAYERS = FILE.keys()["block_count"]
 
 

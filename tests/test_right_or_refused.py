@@ -28,14 +28,13 @@ from shaderlm.models.supported import ARCHITECTURES
 from shaderlm.text import Tokenizer, Vocabulary
 
 from . import checkpoints
-from .changed import InMemory, every_checkpoint, logits
+from .changed import InMemory, in_memory, logits
 from .folders import replace_config
 from .safetensors_files import write_safetensors
 from .sweeps import every_third_by_default
 from .test_metadata_keys import keys_of_gguf
 
-CHECKPOINTS = dict(every_checkpoint())
-NAMES = sorted(CHECKPOINTS)
+NAMES = checkpoints.names()
 LLAMA = "llama-yarn"
 Keys = Mapping[str, Any]  # of a checkpoint, without the name of its architecture
 
@@ -253,7 +252,7 @@ class Computed:
     def outcome(self, name: str, changed: InMemory) -> str:
         """Of a changed checkpoint: "changed", "same", or why it is refused."""
         if name not in self._before:
-            self._before[name] = self._of(CHECKPOINTS[name])
+            self._before[name] = self._of(in_memory(name))
         try:
             after = self._of(changed)
         except ModelError as refused:
@@ -274,12 +273,12 @@ def computed(request: pytest.FixtureRequest) -> Computed:
 
 
 def test_every_architecture_has_a_checkpoint() -> None:
-    assert set(ARCHITECTURES) == {file.own for file in CHECKPOINTS.values()}
+    assert set(ARCHITECTURES) == {in_memory(name).own for name in NAMES}
 
 
 def test_logits_are_numbers_and_differ_from_token_to_token() -> None:
-    for name, file in CHECKPOINTS.items():
-        found = logits(file)
+    for name in NAMES:
+        found = logits(in_memory(name))
         assert np.isfinite(found).all(), name
         assert found.std() > 0.1, name
 
@@ -303,7 +302,7 @@ def _others(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_with_another_value(name: str, computed: Computed) -> None:
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     keys = file.keys()
     for key, value in keys.items():
         for other in _others(value):
@@ -314,7 +313,7 @@ def test_a_key_with_another_value(name: str, computed: Computed) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_that_is_missing(name: str, computed: Computed) -> None:
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     keys = file.keys()
     for key, value in keys.items():
         found = computed.outcome(name, file.changed({key: None}))
@@ -326,7 +325,7 @@ def test_a_key_that_is_missing(name: str, computed: Computed) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_that_is_added(name: str, computed: Computed) -> None:
     """Every key of the gguf package, and one that nobody knows."""
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     keys = file.keys()
     for key in {*keys_of_gguf(), "rope.scale_linear", "a.key.of.next.year"} - set(keys):
         value = ADDED.get(key, 3)
@@ -348,11 +347,12 @@ def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(
         return get(self, key, default)
 
     monkeypatch.setattr(Metadata, "get", watched)
-    for file in CHECKPOINTS.values():
+    files = {name: in_memory(name) for name in NAMES}
+    for file in files.values():
         read_config(architecture_of(file), file)
     monkeypatch.undo()
     idle = set(read) - set(HARMLESS) - CONTEXT - {key for _, key in IGNORED}
-    for name, file in CHECKPOINTS.items():
+    for name, file in files.items():
         keys = file.keys()
         for key in sorted(idle):
             if f"{file.own}." in read[key]:
@@ -368,7 +368,7 @@ def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_that_is_missing(name: str, computed: Computed) -> None:
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     for tensor in file.tensors:
         found = computed.outcome(name, file.changed(tensors={tensor: None}))
         optional = tensor in OPTIONAL and (file.own, tensor) not in NEEDED
@@ -380,7 +380,7 @@ def test_a_tensor_that_is_missing(name: str, computed: Computed) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_of_another_shape(name: str, computed: Computed) -> None:
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     for tensor, info in file.tensors.items():
         longer = (*info.shape[:-1], info.shape[-1] + 2)
         more = (info.shape[0] + 1, *info.shape[1:])
@@ -406,7 +406,7 @@ def _shape(file: InMemory, tensor: str) -> tuple[int, ...]:
 
 def _check_added(name: str, stems: Iterable[str], computed: Computed) -> None:
     """Tensors of these names, in every layer without them, are refused by name or change the logits."""
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     layers = range(file.keys()["block_count"])
     for stem in stems:
         for tensor in (f"{stem}.weight", f"{stem}.bias", f"{stem}.scale"):
@@ -435,20 +435,20 @@ def _known(file: InMemory) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_that_is_added(name: str, computed: Computed) -> None:
-    known = _known(CHECKPOINTS[name])
+    known = _known(in_memory(name))
     _check_added(name, sorted(known | {"a.tensor", "blk.{bid}.a.tensor"}), computed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_of_another_architecture_that_is_added(name: str, computed: Computed) -> None:
-    known = _known(CHECKPOINTS[name])
+    known = _known(in_memory(name))
     _check_added(name, sorted(set(TENSOR_NAMES.values()) - known), computed)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_have_the_names_of_the_gguf_package(name: str) -> None:
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     found = {re.sub(r"^blk\.\d+\.", "blk.{bid}.", re.sub(r"\.(weight|bias|scale)$", "", name)) for name in file.tensors}
     assert found <= _known(file)
 
@@ -457,7 +457,7 @@ def test_tensors_have_the_names_of_the_gguf_package(name: str) -> None:
 
 
 def _with(name: str, metadata: Mapping[str, Any]) -> InMemory:
-    file = CHECKPOINTS[name]
+    file = in_memory(name)
     return InMemory({**file.metadata, **metadata}, file.arrays)
 
 
@@ -614,7 +614,7 @@ NOT_FOR_TOKENS: Mapping[str, str] = {
 
 
 def test_every_key_of_a_tokenizer_is_read_or_harmless() -> None:
-    watched = _Watched(CHECKPOINTS[LLAMA].metadata)
+    watched = _Watched(in_memory(LLAMA).metadata)
     Vocabulary.from_metadata(watched)
     known = {key for key in keys_of_gguf(own=False) if key.startswith("tokenizer.")}
     assert len(known) > 30
@@ -624,6 +624,6 @@ def test_every_key_of_a_tokenizer_is_read_or_harmless() -> None:
 @pytest.mark.parametrize("key", ["pre", "model"])
 def test_an_unknown_rule_of_a_tokenizer_is_refused(key: str) -> None:
     name = f"tokenizer.ggml.{key}"
-    metadata = {**CHECKPOINTS[LLAMA].metadata, name: "klingon"}
+    metadata = {**in_memory(LLAMA).metadata, name: "klingon"}
     with pytest.raises(ModelError, match=f"{name}.*klingon"):
         Tokenizer(Vocabulary.from_metadata(metadata))
