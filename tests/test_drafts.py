@@ -148,6 +148,24 @@ def test_models_whose_cache_cannot_be_cut_do_not_draft_for_others() -> None:
         check_can_draft(config)
 
 
+@pytest.mark.parametrize("least", [0, -1, 1], ids=["at the stop", "before it", "after it"])
+def test_min_tokens_hold_in_rows_of_drafts(tiny: Path, least: int) -> None:
+    """A stop id is left out in just the rows that come before the least number of tokens."""
+    ids = [5, 9, 2]
+    with shaderlm.load(tiny, device="numpy") as model:
+        free = model.generate(ids, max_tokens=40, ignore_eos=True).ids
+        at = next(i for i in range(12, 40) if free[i] not in free[:i] and i % 7 == 4)  # among a step's rows
+        options: Any = {"max_tokens": 40, "stop_token_ids": [free[at]], "min_tokens": at + least}
+        wanted = model.generate(ids, ignore_eos=True, **options).ids
+        assert (wanted == free[:at]) == (least <= 0)
+        known = [*wanted, free[at], *[-1] * 8]
+        right = Guessing(lambda request, tokens: known[len(tokens) - len(ids)], 1.0, 1)
+        right.chances = lambda state, most: [1.0] * most  # type: ignore[method-assign]
+        model.engine.use_drafts(drafts_of(right))
+        assert model.generate(ids, ignore_eos=True, **options).ids == wanted
+        assert model.engine.stats().accepted_tokens > at // 2
+
+
 # A draft model ---------------------------------------------------------------------------------------------
 
 
