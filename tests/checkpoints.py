@@ -93,14 +93,23 @@ def write_gguf(path: Path, entry: Mapping[str, Any], metadata: Mapping[str, Any]
     """Write the checkpoint of an entry; `metadata` is added, and None leaves out."""
     own, made = converted(entry["architecture"], entry["config"], tensors_of(entry), entry.get("how"))
     tokens = {key: value for key, value in tiny_metadata().items() if key.startswith("tokenizer.")}
-    writer = GGUFWriter(path, entry["architecture"])
-    for key, value in {**tokens, **own, **(metadata or {})}.items():
+    if entry["architecture"] == "falcon-h1":  # as its converter writes them
+        made = {
+            name.removesuffix(".weight") if name.endswith("ffn_norm.weight") else name: each
+            for name, each in made.items()
+        }
+    return write_entries(path, entry["architecture"], {**tokens, **own, **(metadata or {})}, made)
+
+
+def write_entries(path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Tensors) -> Path:
+    """A GGUF file; metadata that is None is left out."""
+    writer = GGUFWriter(path, architecture)
+    for key, value in metadata.items():
         adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         if value is not None:
             (writer.add_array if isinstance(value, list) else adders[type(value)])(key, value)
-    for name, values in made.items():
-        bare = entry["architecture"] == "falcon-h1" and name.endswith("ffn_norm.weight")  # as its converter writes it
-        writer.add_tensor(name.removesuffix(".weight") if bare else name, values)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -381,8 +381,11 @@ _HOW: Mapping[str, How] = {
     "mistral3": How(
         pairs=True,
         more=lambda c: {
-            Keys.Rope.SCALING_YARN_LOG_MUL: c["rope_parameters"]["mscale_all_dim"],
-            Keys.Attention.TEMPERATURE_SCALE: c["rope_parameters"]["llama_4_scaling_beta"],
+            key: c["rope_parameters"].get(name)
+            for key, name in (
+                (Keys.Rope.SCALING_YARN_LOG_MUL, "mscale_all_dim"),
+                (Keys.Attention.TEMPERATURE_SCALE, "llama_4_scaling_beta"),
+            )
         },
     ),
     "exaone4": How(pattern=True),

@@ -39,6 +39,7 @@ _CONFIG = {
     "rope_theta": "rope.freq_base",
 }
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_SWITCHES = ("single_word", "lstrip", "rstrip", "normalized")  # of tokens that are added
 
 
 def folder_of(gguf: Path, folder: Path, *, parts: int = 1, dtype: str = "f32") -> Path:
@@ -92,13 +93,13 @@ def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     made = {
         "version": "1.0",
         "added_tokens": [
-            {"id": i, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False}
+            {"id": i, "content": text, "special": True, **dict.fromkeys(_SWITCHES, False)}
             for i, text in enumerate(tokens)
             if types[i] == 3
         ],
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_GPT2]},
-        "decoder": {"type": "ByteLevel"},
+        "decoder": _GPT2,
         "model": {
             "type": "BPE",
             "vocab": {text: i for i, text in enumerate(tokens) if types[i] != 3},

@@ -1,0 +1,75 @@
+"""The part of a checkpoint that reads images as llama.cpp's converters write it, with the gguf package's names and keys.
+
+Knows nothing of the tables of `shaderlm.formats` and `shaderlm.models`, so that both are tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import MODEL_ARCH, MODEL_TENSOR, TENSOR_NAMES, GGUFWriter, get_tensor_name_map
+from numpy.typing import NDArray
+
+Tensors = Mapping[str, NDArray[np.float32]]
+_PARTS = ("vision_tower.", "multi_modal_projector.")
+
+
+def write_mmproj(
+    path: Path, config: Mapping[str, Any], processor: Mapping[str, Any], tokens: Sequence[str], tensors: Tensors
+) -> Path:
+    """tensors: of the whole checkpoint, under Hugging Face's names."""
+    writer = GGUFWriter(path, "clip")
+    _write_pixtral(writer, config, processor, tokens, tensors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _sizes(writer: GGUFWriter, vision: Mapping[str, Any], processor: Mapping[str, Any], eps: float) -> None:
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_vision_image_size(vision["image_size"])
+    writer.add_vision_patch_size(vision["patch_size"])
+    writer.add_vision_embedding_length(vision["hidden_size"])
+    writer.add_vision_feed_forward_length(vision["intermediate_size"])
+    writer.add_vision_head_count(vision["num_attention_heads"])
+    writer.add_vision_attention_layernorm_eps(eps)
+    writer.add_vision_image_mean(processor["image_mean"])
+    writer.add_vision_image_std(processor["image_std"])
+
+
+def _write_pixtral(
+    writer: GGUFWriter,
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    tokens: Sequence[str],
+    tensors: Tensors,
+) -> None:
+    """Rows of q and k that rope turns together lie beside each other, and the row of [IMG_BREAK] is there, too."""
+    vision = config["vision_config"]
+    writer.add_type("mmproj")
+    writer.add_clip_projector_type("pixtral")
+    _sizes(writer, vision, processor, 1e-5)
+    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
+    writer.add_vision_block_count(vision["num_hidden_layers"])
+    (writer.add_vision_use_silu if vision["hidden_act"] == "silu" else writer.add_vision_use_gelu)(True)
+    if "spatial_merge_size" in config:
+        writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
+    for name, given in tensors.items():
+        values = given
+        if "embed_tokens" in name:
+            row = values[tokens.index("[IMG_BREAK]")]
+            writer.add_tensor(TENSOR_NAMES[MODEL_TENSOR.V_TOK_EMBD_IMG_BREAK], row)
+        if not name.startswith(_PARTS):
+            continue
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = vision["num_attention_heads"]
+            values = values.reshape(heads, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        own = names.get_name(name, (".weight", ".bias"))
+        assert own is not None, name
+        writer.add_tensor(own, values)

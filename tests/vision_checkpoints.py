@@ -1,0 +1,205 @@
+"""Tiny checkpoints that see: rows that describe them, and what `make_vision_checkpoints` recorded, as files.
+
+As for `checkpoints`, the weights depend on the names of their tensors alone. `unpack_families` writes a Hugging Face
+folder, a GGUF file with its mmproj file, and pictures for each, in the form of `vision_oracles`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checkpoints import tensors_of, write_entries
+from .converted import Tensors, converted
+from .folders import write_tokenizer
+from .mmproj_files import write_mmproj
+from .safetensors_files import write_safetensors
+from .tiny_models import tiny_metadata, tiny_tokens
+from .vision_oracles import VisionOracle
+
+FOLDER = Path(__file__).parent / "data" / "vision"
+# Pictures by name: rows and columns.
+PICTURES = {"plain": (56, 40), "low": (30, 48), "wide": (8, 120), "line": (1, 20), "exact": (64, 64)}
+CASES = (("plain",), ("wide",), ("line",), ("exact",), ("plain", "low"))
+QUESTION = "what is in the street?"
+_CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+_CONTROL = 3
+
+
+class VisionRow(NamedTuple):
+    """One checkpoint.
+
+    architecture: GGUF's, of the text. model: the class of transformers. place: what the chat template writes for a
+    picture. tokens: those that the vocabulary has for pictures. processor: what preprocessor_config.json says.
+    """
+
+    architecture: str
+    model: str
+    config: Mapping[str, Any]
+    processor: Mapping[str, Any]
+    place: str
+    tokens: tuple[str, ...]
+    more: Mapping[str, Any] = MappingProxyType({})  # of the file of the processor that is not about pixels
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Of the vocabulary, as GGUF files have it."""
+        known = tiny_metadata()
+        entries = {key: value for key, value in known.items() if key.startswith("tokenizer.")}
+        return {
+            **entries,
+            "tokenizer.ggml.tokens": [*tiny_tokens(), *self.tokens],
+            "tokenizer.ggml.token_type": [*entries["tokenizer.ggml.token_type"], *[_CONTROL] * len(self.tokens)],
+            "tokenizer.chat_template": (
+                "{% for m in messages %}<|im_start|>{% if m.content is string %}{{ m.content }}{% else %}"
+                "{% for c in m.content %}{% if c.type == 'image' %}" + self.place + "{% else %}{{ c.text }}{% endif %}"
+                "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+            ),
+        }
+
+
+_FIRST = len(tiny_tokens())  # the number of the first token for pictures
+_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "vocab_size": _FIRST + 3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "patch_size": 8,
+    "image_size": 64,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_PIXTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_LONGEST = {"resample": 3, "size": {"longest_edge": 64}, **_CLIP}
+
+ROWS: dict[str, VisionRow] = {
+    "mistral3": VisionRow(
+        "mistral3",
+        "Mistral3",
+        {
+            "text_config": {"model_type": "mistral", **_TEXT},
+            "vision_config": _PIXTRAL,
+            "image_token_index": _FIRST,
+            "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+            "multimodal_projector_bias": False,
+            "tie_word_embeddings": False,
+        },
+        {"image_processor_type": "PixtralImageProcessorFast", "patch_size": {"height": 8, "width": 8}, **_LONGEST},
+        "[IMG]",
+        _PIXTRAL_TOKENS,
+        {"processor_class": "PixtralProcessor", "patch_size": 8, "spatial_merge_size": 2},
+    ),
+    "pixtral": VisionRow(
+        "llama",
+        "Llava",
+        {
+            "text_config": {"model_type": "mistral", **_TEXT},
+            "vision_config": {**_PIXTRAL, "patch_size": 16, "hidden_act": "gelu"},
+            "image_token_index": _FIRST,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        {"image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 16, "width": 16}, **_LONGEST},
+        "[IMG]",
+        _PIXTRAL_TOKENS,
+        {"processor_class": "PixtralProcessor", "patch_size": 16},
+    ),
+}
+
+
+def picture(name: str) -> NDArray[np.uint8]:
+    """[rows, columns, 3]: waves and some noise."""
+    rows, columns = PICTURES[name]
+    y, x, c = np.meshgrid(np.arange(rows), np.arange(columns), np.arange(3), indexing="ij")
+    waves = 127.5 + 100 * np.sin(0.23 * y + 0.11 * x * (c + 1)) + 20 * np.cos(0.9 * x - 0.4 * y * c)
+    return np.clip(waves, 0, 255).astype(np.uint8)
+
+
+def messages(names: tuple[str, ...] | list[str]) -> list[dict[str, Any]]:
+    """A question about these pictures."""
+    return [{"role": "user", "content": [*({"type": "image"} for _ in names), {"type": "text", "text": QUESTION}]}]
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """config and shapes as they are stored; ids and greedy ids of every case."""
+    entry: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return entry
+
+
+def write_folder(path: Path, name: str, entry: Mapping[str, Any]) -> Path:
+    """A Hugging Face folder."""
+    row = ROWS[name]
+    path.mkdir(parents=True)
+    for file, content in (
+        ("config.json", entry["config"]),
+        ("preprocessor_config.json", row.processor),
+        ("processor_config.json", dict(row.more)),
+    ):
+        (path / file).write_text(json.dumps(content), encoding="utf-8")
+    write_safetensors(path / "model.safetensors", tensors_of(entry))
+    write_tokenizer(path, row.metadata)
+    return path
+
+
+def write_files(path: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """model.gguf and mmproj.gguf."""
+    row, tensors, text = ROWS[name], tensors_of(entry), entry["config"]["text_config"]
+    own, made = converted(row.architecture, {"tie_word_embeddings": False, **text}, _text(tensors))
+    write_entries(path / "model.gguf", row.architecture, {**row.metadata, **own}, made)
+    write_mmproj(path / "mmproj.gguf", entry["config"], row.processor, row.metadata["tokenizer.ggml.tokens"], tensors)
+
+
+def _text(tensors: Tensors) -> Tensors:
+    """Those of the text model, under the names that it has by itself."""
+    before = "language_model."
+    return {name.removeprefix(before): values for name, values in tensors.items() if name.startswith(before)}
+
+
+def unpack_families(folder: Path) -> dict[str, VisionOracle]:
+    """All of them, in a folder; by name."""
+    from PIL import Image
+
+    oracles = {}
+    for name in ROWS:
+        entry, path = recorded(name), folder / name
+        write_folder(path / "hf", name, entry)
+        write_files(path, name, entry)
+        (path / "images").mkdir()
+        for each in PICTURES:
+            Image.fromarray(picture(each)).save(path / "images" / f"{each}.png")
+        with np.load(FOLDER / f"{name}.npz") as arrays:
+            np.savez(path / "pixels.npz", **{key: arrays[key] for key in arrays if key != "logits"})
+            np.save(path / "logits.npy", arrays["logits"])
+        about = {**entry, "cases": [_case(each) for each in entry["cases"]]}
+        (path / "oracle.json").write_text(json.dumps(about), encoding="utf-8")
+        oracles[name] = VisionOracle(path)
+    return oracles
+
+
+def _case(case: Mapping[str, Any]) -> dict[str, Any]:
+    images = [f"{name}.png" for name in case["images"]]
+    return {**case, "images": images, "messages": messages(case["images"])}
