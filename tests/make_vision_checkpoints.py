@@ -1,4 +1,4 @@
-"""Records what `transformers` computes for tiny checkpoints that see: python -m tests.make_vision_checkpoints [NAME ...].
+"""Records what `transformers` computes for tiny models that see: python -m tests.make_vision_checkpoints [NAME ...].
 
 Needs `torch` and `transformers`, but not torchvision: its processors are written out here, with PyTorch's resampling of
 8 bits, which torchvision calls. One row of `vision_checkpoints.ROWS` makes one checkpoint.
@@ -34,7 +34,8 @@ def main(wanted: list[str]) -> None:
         entry, arrays = made(name)
         lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
         (files.FOLDER / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-        np.savez_compressed(files.FOLDER / f"{name}.npz", **arrays)
+        named: dict[str, Any] = arrays
+        np.savez_compressed(files.FOLDER / f"{name}.npz", **named)
         least = min(case["least_lead"] for case in entry["cases"])
         print(f"{name}: logits up to {np.abs(arrays['logits']).max():.2f}, least lead {least:.4f}")
 
@@ -125,10 +126,9 @@ def _unit(row: files.VisionRow) -> int:
 
 
 def _resized(pixels: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uint8]:
-    mode = {2: "bilinear", 3: "bicubic"}
     tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
     if tensor.shape[-2:] != (rows, columns):
-        tensor = torch.nn.functional.interpolate(tensor, (rows, columns), mode=mode[3], antialias=True)
+        tensor = torch.nn.functional.interpolate(tensor, (rows, columns), mode="bicubic", antialias=True)
     return np.asarray(tensor[0].numpy())
 
 

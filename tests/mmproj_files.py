@@ -1,4 +1,4 @@
-"""The part of a checkpoint that reads images as llama.cpp's converters write it, with the gguf package's names and keys.
+"""The part of a checkpoint that reads images as llama.cpp's converters write it, with names of the gguf package.
 
 Knows nothing of the tables of `shaderlm.formats` and `shaderlm.models`, so that both are tested against it.
 """
@@ -59,7 +59,7 @@ def _write_pixtral(
     (writer.add_vision_use_silu if vision["hidden_act"] == "silu" else writer.add_vision_use_gelu)(True)
     if "spatial_merge_size" in config:
         writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
-    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 24)  # the projector has numbers, too
     for name, given in tensors.items():
         values = given
         if "embed_tokens" in name:

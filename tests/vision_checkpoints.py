@@ -136,7 +136,7 @@ def picture(name: str) -> NDArray[np.uint8]:
     rows, columns = PICTURES[name]
     y, x, c = np.meshgrid(np.arange(rows), np.arange(columns), np.arange(3), indexing="ij")
     waves = 127.5 + 100 * np.sin(0.23 * y + 0.11 * x * (c + 1)) + 20 * np.cos(0.9 * x - 0.4 * y * c)
-    return np.clip(waves, 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(waves, 0, 255), np.uint8)
 
 
 def messages(names: tuple[str, ...] | list[str]) -> list[dict[str, Any]]:

@@ -64,10 +64,31 @@ def open_mmproj(path: Path) -> VisionFile:
                 return file.dense(name).reshape(shape)
 
             tensors[name] = VisionTensor(info.shape, info.kind, load)
+        if file.metadata.get("clip.projector_type") == "pixtral":
+            tensors = _pixtral(tensors, file.metadata.get("clip.vision.attention.head_count"))
         return VisionFile(path, file.metadata, _as_matrices(tensors), file.close)
     except BaseException:
         file.close()
         raise
+
+
+def _pixtral(tensors: dict[str, VisionTensor], heads: Any) -> dict[str, VisionTensor]:
+    """As folders have them: rows that rope turns together are in halves of heads, and the text has [IMG_BREAK]."""
+    tensors = {name: each for name, each in tensors.items() if name != "v.token_embd.img_break"}
+    for name, each in tensors.items():
+        if name.endswith((".attn_q.weight", ".attn_k.weight")):
+            if type(heads) is not int or heads < 1 or each.shape[0] % (2 * heads):
+                raise ModelError(f"{name} has {each.shape[0]} rows, which are not pairs for {heads!r:.40} heads")
+            tensors[name] = _in_halves(each, heads)
+    return tensors
+
+
+def _in_halves(pairs: VisionTensor, heads: int) -> VisionTensor:
+    def load() -> F32:
+        values = pairs.load().reshape(heads, -1, 2, pairs.shape[1]).swapaxes(1, 2)
+        return np.ascontiguousarray(values).reshape(pairs.shape)
+
+    return VisionTensor(pairs.shape, pairs.kind, load)
 
 
 def _as_matrices(tensors: dict[str, VisionTensor]) -> dict[str, VisionTensor]:
@@ -76,8 +97,14 @@ def _as_matrices(tensors: dict[str, VisionTensor]) -> dict[str, VisionTensor]:
     if name in tensors:
         parts = [tensors.pop(name), *([tensors.pop(second)] if second in tensors else [])]
         tensors[name] = _patches(parts)
-    if (whole := tensors.get("mm.input_projection.weight")) is not None:
-        tensors["mm.input_projection.weight"] = transposed(whole)
+    return with_mergers(tensors)
+
+
+def with_mergers(tensors: dict[str, VisionTensor]) -> dict[str, VisionTensor]:
+    """Matrices that are stored with their axes, or columns, in another order than here."""
+    for name, order in (("mm.input_projection.weight", _transposed), ("mm.patch_merger.weight", _patch_by_patch)):
+        if name in tensors:
+            tensors[name] = order(tensors[name])
     return tensors
 
 
@@ -91,6 +118,17 @@ def _patches(parts: list[VisionTensor]) -> VisionTensor:
     return VisionTensor((rows, columns), "f32" if len(parts) > 1 else parts[0].kind, load)
 
 
-def transposed(whole: VisionTensor) -> VisionTensor:
-    """A matrix with its axes exchanged."""
+def _transposed(whole: VisionTensor) -> VisionTensor:
     return VisionTensor(whole.shape[::-1], whole.kind, lambda: np.ascontiguousarray(whole.load().T))
+
+
+def _patch_by_patch(whole: VisionTensor) -> VisionTensor:
+    """Columns are one patch after the other; stored are the first values of all patches, then the second ones."""
+    rows = whole.shape[0]
+
+    def load() -> F32:
+        return np.ascontiguousarray(whole.load().reshape(rows, rows, -1).swapaxes(1, 2)).reshape(whole.shape)
+
+    if len(whole.shape) != 2 or whole.shape[1] % rows:
+        raise ModelError(f"mm.patch_merger.weight must have whole patches of {rows} values, it is {list(whole.shape)}")
+    return VisionTensor(whole.shape, whole.kind, load)

@@ -146,9 +146,12 @@ def interpolation(side: int, rows: int, columns: int, places: Any) -> tuple[NDAr
     return index.astype(np.uint32), weight.astype(np.float32)
 
 
-def turns(places: Any, width: int, theta: float, *, scale: float = 1.0) -> NDArray[np.float32]:
-    """(cos, sin) [n, width / 2, 2] of heads whose first half of pairs turns by rows, and the second by columns."""
+def turns(places: Any, width: int, theta: float, *, between: bool = False) -> NDArray[np.float32]:
+    """(cos, sin) [n, width / 2, 2] of heads whose first half of pairs turns by rows, and the second by columns.
+
+    between: the frequencies of columns lie between those of rows; else they are the same.
+    """
     quarter = width // 4
-    frequencies = theta ** (-np.arange(quarter, dtype=np.float64) / quarter)
-    angles = (np.asarray(places, np.float64)[:, :, None] * frequencies * scale).reshape(len(places), -1)
+    powers = np.arange(quarter, dtype=np.float64) + np.array([[0.0], [0.5 if between else 0.0]])
+    angles = (np.asarray(places, np.float64)[:, :, None] * theta ** (-powers / quarter)).reshape(len(places), -1)
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)

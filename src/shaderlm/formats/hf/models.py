@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...errors import ModelError
 from .model_type import ModelType, TensorSplit
 from .recurrent import RECURRENT, recurrent_row
 from .row_parts import (
@@ -60,6 +61,28 @@ _TEXT_INSIDE: Mapping[str, Any] = {
     ),
     "ignored": r"(model\.)?(vision_tower|multi_modal_projector)\.",
 }
+_PROJECTOR_KEYS = (
+    *IMAGE_KEYS,
+    *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
+    *("vision_feature_select_strategy", "image_seq_length"),
+)
+_LLAVA: Mapping[str, Any] = {
+    "pairs": True,
+    "harmless": {**dict.fromkeys(_PROJECTOR_KEYS, FOR_IMAGES), "is_composition": "says that there is text_config"},
+    **_TEXT_INSIDE,
+}
+# Of the text model of a LLaVA: what the class has where text_config says nothing. Few files say all.
+_LLAVA_TEXTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"intermediate_size": 11008, "max_position_embeddings": 2048, "vocab_size": 32000},
+    "mistral": {
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "vocab_size": 32000,
+        "num_key_value_heads": 8,
+    },
+    "qwen2": {"intermediate_size": 22016, "max_position_embeddings": 32768, "vocab_size": 151936},
+}
+_LLAVA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 _QWEN2VL = ModelType(
     "qwen2vl",
     theta=1e6,
@@ -248,15 +271,10 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         theta=None,
         window=True,
         defaults={"sliding_window": 4096},
-        harmless=dict.fromkeys(
-            (
-                *IMAGE_KEYS,
-                *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
-            ),
-            FOR_IMAGES,
-        ),
+        harmless=dict.fromkeys(_PROJECTOR_KEYS, FOR_IMAGES),
         **_TEXT_INSIDE,
     ),
+    "llava": ModelType("llama", **_LLAVA),  # of a text model that is a llama; `row_of` has others
     "qwen2": ModelType("qwen2"),
     "qwen3": ModelType("qwen3", defaults={"head_dim": 128}),
     "qwen2_moe": ModelType(
@@ -677,4 +695,17 @@ MODEL_TYPES: Mapping[str, ModelType] = {
 
 def row_of(name: str, config: Mapping[str, Any]) -> ModelType:
     """The row of a folder whose config.json names this model_type."""
+    if name == "llava":
+        return _llava(config)
     return recurrent_row(name, config) if name in RECURRENT else MODEL_TYPES[name]
+
+
+def _llava(config: Mapping[str, Any]) -> ModelType:
+    """The row of its text model, which is inside."""
+    text = config.get("text_config")
+    name = text.get("model_type", "llama") if isinstance(text, dict) else "llama"
+    if name not in _LLAVA_TEXTS:
+        known = ", ".join(_LLAVA_TEXTS)
+        raise ModelError(f"config.json: text_config.model_type is {name!r:.60}; in folders of llava: {known}")
+    row, defaults = MODEL_TYPES[name], {**_LLAVA_SIZES, **_LLAVA_TEXTS[name]}
+    return replace(row, **{**_LLAVA, "pairs": row.pairs, "defaults": {**row.defaults, **defaults}})

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import ModelError
+
 Json = dict[str, Any]
 Names = tuple[tuple[str, str], ...]
 
@@ -43,6 +45,7 @@ _SIZES = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "patch_size": "patch_size",
+    "hidden_act": "hidden_act",
 }
 _SIGLIP_KEYS = {
     **_SIZES,
@@ -93,6 +96,28 @@ def _idefics3(config: Json, processor: Json) -> Json:
     return {"projector.scale_factor": config.get("scale_factor", 2), "preproc_image_size": longest}
 
 
+def _pixtral(config: Json, processor: Json) -> Json:
+    vision, text, merged = config["vision_config"], config.get("text_config") or {}, config["model_type"] == "mistral3"
+    rope = vision.get("rope_parameters") or vision
+    _only(config, "projector_hidden_act", "gelu", "gelu")
+    _only(config, "vision_feature_layer", -1, -1 if merged else -2)
+    if not merged:
+        _only(config, "vision_feature_select_strategy", "full", "default")
+    return {
+        "hidden_act": vision.get("hidden_act", "gelu"),
+        "spatial_merge_size": config.get("spatial_merge_size", 2) if merged else 1,
+        "preproc_image_size": size_of(processor).get("longest_edge", vision.get("image_size")),
+        "projector.layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
+        "rope.freq_base": rope.get("rope_theta", 10000.0),
+    }
+
+
+def _only(config: Json, key: str, known: Any, default: Any) -> None:
+    """There is one value that is supported. `default`: what the class has where the file says nothing."""
+    if (value := config.get(key, default)) != known:
+        raise ModelError(f"config.json: {key} is {value!r:.60}; towers of {config['model_type']} need {known!r}")
+
+
 _QWEN3VL = FolderFamily(
     "qwen3vl_merger",
     (
@@ -132,10 +157,40 @@ _IDEFICS3 = FolderFamily(
     {"attention.layer_norm_epsilon": 1e-6},
     _idefics3,
 )
+_PIXTRAL = FolderFamily(
+    "pixtral",
+    (
+        (r"patch_conv\.", "v.patch_embd."),
+        (r"ln_pre\.", "v.pre_ln."),
+        (r"transformer\.layers\.(\d+)\.attention_norm\.", r"v.blk.\1.ln1."),
+        (r"transformer\.layers\.(\d+)\.ffn_norm\.", r"v.blk.\1.ln2."),
+        (r"transformer\.layers\.(\d+)\.attention\.(q|k|v)_proj\.", r"v.blk.\1.attn_\2."),
+        (r"transformer\.layers\.(\d+)\.attention\.o_proj\.", r"v.blk.\1.attn_out."),
+        (r"transformer\.layers\.(\d+)\.feed_forward\.(gate|up|down)_proj\.", r"v.blk.\1.ffn_\2."),
+        (r"norm\.", "mm.input_norm."),
+        (r"patch_merger\.merging_layer\.", "mm.patch_merger."),
+        (r"linear_(\d)\.", r"mm.\1."),
+    ),
+    _SIGLIP_KEYS,
+    {
+        "embedding_length": 1024,
+        "feed_forward_length": 4096,
+        "block_count": 24,
+        "attention.head_count": 16,
+        "image_size": 1024,
+        "patch_size": 16,
+        "projection_dim": 4096,
+        "attention.layer_norm_epsilon": 1e-5,
+    },
+    _pixtral,
+)
+# By model_type, and by that of vision_config where it has several.
 FAMILIES: Mapping[str, FolderFamily] = {
     "qwen3_vl": _QWEN3VL,
     "qwen3_vl_moe": _QWEN3VL,
     "gemma3": _GEMMA3,
     "smolvlm": _IDEFICS3,
     "idefics3": _IDEFICS3,
+    "mistral3 pixtral": _PIXTRAL,
+    "llava pixtral": _PIXTRAL,
 }

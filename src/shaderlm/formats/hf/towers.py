@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import ModelError
 from ..safetensors import Safetensors
 from ..unpack import unpack
-from ..vision_files import F32, VisionFile, VisionTensor, transposed
+from ..vision_files import F32, VisionFile, VisionTensor, with_mergers
 from .tower_families import FAMILIES, FolderFamily
 
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
@@ -26,8 +26,12 @@ _BEFORE = re.compile(
 def open_folder_tower(folder: Path) -> VisionFile | None:
     """The tower in a folder; None: it has none, or one of a family that is not supported."""
     config = _json(folder / "config.json")
-    family, vision = FAMILIES.get(config.get("model_type", "")), config.get("vision_config")
-    if family is None or not isinstance(vision, dict):
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return None
+    name = config.get("model_type", "")
+    family = FAMILIES.get(name) or FAMILIES.get(f"{name} {vision.get('model_type')}")
+    if family is None:
         return None
     files = Safetensors.open(folder)
     try:
@@ -57,7 +61,9 @@ def _json(path: Path) -> dict[str, Any]:
 def _metadata(folder: Path, config: dict[str, Any], vision: dict[str, Any], family: FolderFamily) -> dict[str, Any]:
     """The keys that GGUF's converter would write, and what it leaves out of the processor's."""
     text, processor = config.get("text_config") or {}, _processor(folder)
-    keys: dict[str, Any] = {"projection_dim": text.get("hidden_size"), **family.defaults}
+    keys: dict[str, Any] = dict(family.defaults)
+    if "hidden_size" in text:
+        keys["projection_dim"] = text["hidden_size"]
     keys |= {key: vision[name] for name, key in family.keys.items() if name in vision}
     keys |= {"image_mean": processor.get("image_mean"), "image_std": processor.get("image_std")}
     if processor.get("resample") in _RESAMPLE:
@@ -99,9 +105,7 @@ def _folder_tensors(files: Safetensors, family: FolderFamily, metadata: Mapping[
         tensors["v.patch_embd.weight"] = _of_moments(kernel)
     if (norm := tensors.get("mm.soft_emb_norm.weight")) is not None:
         tensors["mm.soft_emb_norm.weight"] = VisionTensor(norm.shape, "f32", lambda: norm.load() + np.float32(1))
-    if (whole := tensors.get("mm.input_projection.weight")) is not None:
-        tensors["mm.input_projection.weight"] = transposed(whole)
-    return tensors
+    return with_mergers(tensors)
 
 
 def _of_moments(kernel: VisionTensor) -> VisionTensor:

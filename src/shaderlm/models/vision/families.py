@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,10 @@ class Family:
     """One family.
 
     sizing, filter, placeholder, token, texts: of its processor. positions: a row of `places.POSITIONS`, how learned
-    positions of patches are found. merger: a row of `mergers.MERGERS`, what follows the last layer.
+    positions of patches are found; "": there are none. rope: heads turn by row and column with the same frequencies,
+    or those of columns lie between those of rows. merger: a row of `mergers.MERGERS`, what follows the last layer.
+    activation: a row of `parts.ACTIVATIONS`, where the file does not say. gated: networks have a second product, which
+    the first one's activation multiplies.
     """
 
     sizing: Any
@@ -21,7 +24,12 @@ class Family:
     token: str
     merger: str
     positions: str = "table"
-    rope: bool = False
+    rope: Literal["", "same", "between"] = ""
+    norm: Literal["layer", "rms"] = "layer"
+    first_norm: bool = False  # before the first layer
+    bias: bool = True  # products in layers have one
+    activation: str = "gelu_pytorch_tanh"
+    gated: bool = False
     texts: Mapping[str, str] = field(default_factory=dict)
     several_axes: bool = False  # the text rotates positions on three axes
     sees_itself: bool = False  # rows of an image in the text see all of it
@@ -36,7 +44,7 @@ FAMILIES: Mapping[str, Family] = {
         "<|image_pad|>",
         "norm_mlp",
         positions="interpolated",
-        rope=True,
+        rope="same",
         several_axes=True,
         merge=2,
     ),
@@ -57,5 +65,21 @@ FAMILIES: Mapping[str, Family] = {
         "<image>",
         "linear",
         texts={"around": "<fake_token_around_image>", "whole": "<global-img>"},
+    ),
+    "pixtral": Family(
+        "longest",
+        "bicubic",
+        "[IMG]",
+        "[IMG]",
+        "merged_mlp",
+        positions="",
+        rope="between",
+        norm="rms",
+        first_norm=True,
+        bias=False,
+        activation="silu",
+        gated=True,
+        texts={"row_end": "[IMG_BREAK]", "end": "[IMG_END]"},
+        merge=1,
     ),
 }

@@ -6,7 +6,7 @@ import math
 
 from ...graph.graph import Graph
 from .mergers import MERGERS, two_matrices
-from .parts import Parts
+from .parts import ACTIVATIONS, Parts
 from .places import POSITIONS
 from .sizes import Sizes
 
@@ -19,8 +19,11 @@ def tower_graph(sizes: Sizes, patches: int) -> tuple[Graph, Parts]:
     b.tensor("spans", n, 2, role="input", format="u32")
     if sizes.family.rope:
         b.tensor("turns", n, sizes.head // 2, 2, role="input")
-    x = parts.linear("v.patch_embd", x, 3 * sizes.patch**2, sizes.hidden)
-    x = parts.sum("v.placed", x, _positions(parts))
+    x = parts.linear("v.patch_embd", x, 3 * sizes.patch**2, sizes.hidden, bias=sizes.family.bias)
+    if sizes.family.positions:
+        x = parts.sum("v.placed", x, _positions(parts))
+    if sizes.family.first_norm:
+        x = parts.norm("v.pre_ln", x, n, sizes.hidden)
     outputs: list[str] = []
     for i in range(sizes.layers):
         x = _layer(parts, f"v.blk.{i}", x)
@@ -49,17 +52,28 @@ def _positions(parts: Parts) -> str:
 
 def _layer(parts: Parts, name: str, x: str) -> str:
     sizes, n, hidden = parts.sizes, parts.patches, parts.sizes.hidden
-    read = parts.layer_norm(f"{name}.ln1", x, n, hidden)
+    read, bias = parts.norm(f"{name}.ln1", x, n, hidden), sizes.family.bias
     q, k, v = (parts.part(name, i, read) for i in range(3))
     if sizes.family.rope:
         q, k = _rotated(parts, name, q), _rotated(parts, name, k)
     out = parts.b.tensor(f"{name}.attended", n, hidden)
     dims = {"tokens": n, "H": sizes.heads, "D": sizes.head, "scale": 1 / math.sqrt(sizes.head)}
     parts.b.add("attend_spans", dims, {"q": q, "k": k, "v": v, "spans": "spans"}, name, out=out)
-    x = parts.sum(f"{name}.attn_sum", x, parts.linear(f"{name}.attn_out", out, hidden, hidden))
-    read = parts.layer_norm(f"{name}.ln2", x, n, hidden)
-    y = parts.activated("gelu", parts.linear(f"{name}.ffn_up", read, hidden, sizes.ffn, wide=True))
-    return parts.sum(f"{name}.ffn_sum", x, parts.linear(f"{name}.ffn_down", y, sizes.ffn, hidden))
+    x = parts.sum(f"{name}.attn_sum", x, parts.linear(f"{name}.attn_out", out, hidden, hidden, bias=bias))
+    y = _inner(parts, name, parts.norm(f"{name}.ln2", x, n, hidden))
+    return parts.sum(f"{name}.ffn_sum", x, parts.linear(f"{name}.ffn_down", y, sizes.ffn, hidden, bias=bias))
+
+
+def _inner(parts: Parts, name: str, read: str) -> str:
+    """What the last product of a network reads."""
+    sizes = parts.sizes
+    alone, gated = ACTIVATIONS[sizes.activation]
+    names = ("ffn_gate", "ffn_up") if sizes.family.gated else ("ffn_up",)
+    products = [
+        parts.linear(f"{name}.{each}", read, sizes.hidden, sizes.ffn, bias=sizes.family.bias, wide=True)
+        for each in names
+    ]
+    return gated(parts, *products) if sizes.family.gated else alone(parts, *products)
 
 
 def _rotated(parts: Parts, layer: str, x: str) -> str:
@@ -74,4 +88,4 @@ def _deepstack(parts: Parts, name: str, x: str, level: int) -> str:
     """Features after an earlier layer: neighbouring patches side by side, normalised together."""
     sizes, merged = parts.sizes, parts.sizes.merge**2
     read = parts.layer_norm(f"{name}.norm", x, parts.patches // merged, sizes.hidden * merged)
-    return two_matrices(parts, (f"{name}.fc1", f"{name}.fc2"), read, f"features.{level}")
+    return two_matrices(parts, (f"{name}.fc1", f"{name}.fc2"), read, sizes.hidden * merged, f"features.{level}")

@@ -44,6 +44,10 @@ class Keys:
             raise self.wrong(key, "three numbers above 0", value)
         return float(value[0]), float(value[1]), float(value[2])
 
+    def switch(self, name: str) -> bool:
+        """One of the whole file."""
+        return self._values.get(f"clip.{name}") is True
+
     def get(self, key: str, default: Any = None) -> Any:
         """Whatever the file has."""
         return self._values.get(f"{PREFIX}{key}", default)

@@ -10,15 +10,25 @@ from .parts import Parts
 def norm_mlp(parts: Parts, x: str) -> str:
     """Each patch normalised, then neighbours side by side through two matrices."""
     read = parts.layer_norm("v.post_ln", x, parts.patches, parts.sizes.hidden)
-    return two_matrices(parts, ("mm.0", "mm.2"), read, "features")
+    return two_matrices(parts, ("mm.0", "mm.2"), read, parts.sizes.hidden * parts.sizes.merge**2, "features")
 
 
-def two_matrices(parts: Parts, layers: tuple[str, str], read: str, out: str) -> str:
-    """Neighbouring patches side by side through two matrices."""
+def two_matrices(
+    parts: Parts, layers: tuple[str, str], read: str, width: int, out: str, inner: int = 0, *, bias: bool = True
+) -> str:
+    """Rows of so many values through two matrices; `inner`: as many values between them, where that is another."""
+    y = parts.activated("gelu_erf", parts.linear(layers[0], read, width, inner or width, bias=bias))
+    return parts.linear(layers[1], y, inner or width, parts.sizes.out, out, bias=bias)
+
+
+def merged_mlp(parts: Parts, x: str) -> str:
+    """Through two matrices. Where neighbours are merged: each patch normalised, then neighbours through a matrix."""
     sizes = parts.sizes
-    width = sizes.hidden * sizes.merge**2
-    y = parts.activated("gelu_erf", parts.linear(layers[0], read, width, width))
-    return parts.linear(layers[1], y, width, sizes.out, out)
+    if "mm.patch_merger.weight" in sizes.shapes or sizes.merge > 1:
+        normed = parts.rms_norm("mm.input_norm", x, parts.patches, sizes.hidden, sizes.merger_eps)
+        x = parts.linear("mm.patch_merger", normed, sizes.hidden * sizes.merge**2, sizes.hidden, bias=False)
+    bias = "mm.1.bias" in sizes.shapes
+    return two_matrices(parts, ("mm.1", "mm.2"), x, sizes.hidden, "features", sizes.out, bias=bias)
 
 
 def linear(parts: Parts, x: str) -> str:
@@ -43,4 +53,5 @@ MERGERS: Mapping[str, Callable[[Parts, str], str]] = {
     "norm_mlp": norm_mlp,
     "linear": linear,
     "mean_norm_linear": mean_norm_linear,
+    "merged_mlp": merged_mlp,
 }

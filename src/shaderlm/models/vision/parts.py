@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...graph.graph import Builder, TensorSlice
@@ -53,7 +54,7 @@ class Parts:
         packed, own = f"{name}.attn_qkv", f"{name}.attn_{'qkv'[index]}"
         width, wide = sizes.hidden, whole_blocks(sizes.hidden)
         if f"{packed}.weight" not in sizes.shapes:
-            return self.linear(own, x, width, width)
+            return self.linear(own, x, width, width, bias=sizes.family.bias)
         shapes = {f"{packed}.weight": (3 * width, width), f"{packed}.bias": (3 * width,)}
         self.wanted |= shapes
         self.padded |= {**shapes, f"{packed}.weight": (3 * width, wide)}
@@ -66,6 +67,10 @@ class Parts:
         self.b.add("linear", dims, {"x": x, "weight": f"{own}.weight", "bias": f"{own}.bias"}, name, out=out)
         return out
 
+    def norm(self, name: str, x: str, rows: int, width: int) -> str:
+        """The family's."""
+        return (self.rms_norm if self.sizes.family.norm == "rms" else self.layer_norm)(name, x, rows, width)
+
     def layer_norm(self, name: str, x: str, rows: int, width: int) -> str:
         """Mean 0 and variance 1, then weight and bias."""
         out = self.b.tensor(name, rows, width)
@@ -74,10 +79,10 @@ class Parts:
         self.b.add("layer_norm", dims, {"x": x, "weight": weight, "bias": bias}, layer_of(name), out=out)
         return out
 
-    def rms_norm(self, name: str, x: str, rows: int, width: int) -> str:
+    def rms_norm(self, name: str, x: str, rows: int, width: int, eps: float = 0.0) -> str:
         """A root of the mean square of 1, then weight."""
         plain, out = self.b.tensor(f"{name}.plain", rows, width), self.b.tensor(name, rows, width)
-        dims = {"tokens": rows, "width": width, "eps": self.sizes.eps}
+        dims = {"tokens": rows, "width": width, "eps": eps or self.sizes.eps}
         self.b.add("rms_norm", dims, {"x": x}, layer_of(name), out=plain)
         weight = self.stored(f"{name}.weight", (width,))
         counts = {"count": rows * width, "period": width}
@@ -96,6 +101,24 @@ class Parts:
         out = self.b.tensor(f"{x}.{op}", *tensor.shape)
         self.b.add(op, {"count": tensor.size}, {"x": x}, layer_of(x), out=out)
         return out
+
+    def pairwise(self, op: str, a: str, b: str) -> str:
+        """An op on the values of two tensors of one shape."""
+        tensor = self.b.tensors[a]
+        out = self.b.tensor(f"{a}.{op}", *tensor.shape)
+        self.b.add(op, {"count": tensor.size}, {"a": a, "b": b}, layer_of(a), out=out)
+        return out
+
+
+# By their names in config.json: of one product, and times a second one.
+ACTIVATIONS: Mapping[str, tuple[Callable[[Parts, str], str], Callable[[Parts, str, str], str]]] = {
+    "gelu_pytorch_tanh": (lambda p, x: p.activated("gelu", x), lambda p, a, b: p.pairwise("gelu_mul", a, b)),
+    "gelu": (
+        lambda p, x: p.activated("gelu_erf", x),
+        lambda p, a, b: p.pairwise("mul", p.activated("gelu_erf", a), b),
+    ),
+    "silu": (lambda p, x: p.pairwise("sigmoid_mul", x, x), lambda p, a, b: p.pairwise("silu_mul", a, b)),
+}
 
 
 def layer_of(name: str) -> str:

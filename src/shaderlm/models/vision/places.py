@@ -43,9 +43,11 @@ POSITIONS: Mapping[str, Positions] = {
 def tower_inputs(sizes: Sizes, layout: Layout) -> dict[str, NDArray[Any]]:
     """What the graph of a tower reads beside patches, for one picture: positions, and which patches see each other."""
     inputs: dict[str, NDArray[Any]] = {}
-    inputs["places"], inputs["place_factors"] = POSITIONS[sizes.family.positions].rows(sizes, layout)
+    if sizes.family.positions:
+        inputs["places"], inputs["place_factors"] = POSITIONS[sizes.family.positions].rows(sizes, layout)
     if sizes.family.rope:
-        inputs["turns"] = vision.turns(layout.places(), sizes.head, 10000.0)
+        between = sizes.family.rope == "between"
+        inputs["turns"] = vision.turns(layout.places(), sizes.head, sizes.theta, between=between)
     ends = np.cumsum(layout.tile_patches)
     spans = [np.tile((end - count, end), (count, 1)) for end, count in zip(ends, layout.tile_patches, strict=True)]
     inputs["spans"] = np.concatenate(spans).astype(np.uint32)

@@ -24,6 +24,9 @@ class Sizes:
     merge: int
     side: int  # of the table of positions, in patches
     eps: float
+    merger_eps: float
+    theta: float  # of rope
+    activation: str
     out: int  # width of the text model
     deepstack: tuple[int, ...]  # layers after which features are taken, too
     formats: Mapping[str, str] = field(repr=False)

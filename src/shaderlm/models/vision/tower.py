@@ -14,6 +14,7 @@ from ..config import Shapes, expect
 from .families import FAMILIES, Family
 from .graph import tower_graph
 from .keys import PREFIX, Keys
+from .parts import ACTIVATIONS
 from .sizes import Sizes
 
 _MAX_TOKENS = 16384  # of a picture, where a file has no bound
@@ -63,9 +64,8 @@ def read_tower(
     if hidden % heads or (hidden // heads) % 4 or image % patch:
         raise ModelError(f"{PREFIX}: {hidden} values for {heads} heads, or images of {image} for patches of {patch}")
     layers = keys.whole("block_count", maximum=1024)
-    merge = keys.whole("projector.scale_factor", family.merge or None, maximum=16)
-    if family.sizing == "area":
-        merge = keys.whole("spatial_merge_size", family.merge or None, maximum=16)
+    side_key = "spatial_merge_size" if family.rope else "projector.scale_factor"
+    merge = keys.whole(side_key, family.merge or None, maximum=16)
     flags = keys.get("is_deepstack_layers") or [False] * layers
     if not isinstance(flags, list) or len(flags) != layers:
         raise keys.wrong("is_deepstack_layers", f"{layers} times true or false", flags)
@@ -79,14 +79,17 @@ def read_tower(
         patch=patch,
         merge=merge,
         side=image // patch,
-        eps=keys.number("attention.layer_norm_epsilon"),
+        eps=(eps := keys.number("attention.layer_norm_epsilon")),
+        merger_eps=keys.number("projector.layer_norm_epsilon", eps),
+        theta=keys.number("rope.freq_base", 10000.0),
+        activation=_activation(family, keys),
         out=keys.whole("projection_dim"),
         deepstack=tuple(i for i, flag in enumerate(flags) if flag),
         processor=processor,
         formats=formats,
         shapes=shapes,
     )
-    if family.sizing != "area" and (image // patch) % merge:
+    if not family.rope and (image // patch) % merge:
         raise ModelError(f"{PREFIX}image_size is {image}: not a multiple of {merge} patches of {patch}")
     wanted = tower_graph(tower, merge * merge)[1].wanted
     for name, shape in wanted.items():
@@ -94,6 +97,15 @@ def read_tower(
     if unread := [name for name in shapes if name not in wanted]:
         raise ModelError(f"the tower has {len(unread)} tensors that are not read, such as {unread[0]}")
     return tower
+
+
+def _activation(family: Family, keys: Keys) -> str:
+    """Files of GGUF have switches for two of them."""
+    switches = [name for name in ("silu", "gelu") if keys.switch(f"use_{name}")]
+    name = keys.get("hidden_act", switches[0] if len(switches) == 1 and family.gated else family.activation)
+    if name not in ACTIVATIONS:
+        raise keys.wrong("hidden_act", " or ".join(ACTIVATIONS), name)
+    return str(name)
 
 
 def _processor(
@@ -115,7 +127,8 @@ def _processor(
         mean=keys.three("image_mean"),
         std=keys.three("image_std"),
         side=image,
-        longest=keys.whole("preproc_image_size", image, 1 << 14),
+        # Angles are known as far as the largest picture goes that the tower has seen.
+        longest=keys.whole("preproc_image_size", image, image if family.sizing == "longest" else 1 << 14),
         least_pixels=least,
         most_pixels=min(most, _MAX_TOKENS * unit),
         placeholder=family.placeholder,

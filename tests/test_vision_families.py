@@ -1,0 +1,124 @@
+"""Families of models that see, without an oracle: what `transformers` computes for tiny checkpoints, from files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.engine.loading import load_with
+from shaderlm.errors import InputError
+from shaderlm.formats.hf.towers import open_folder_tower
+from shaderlm.formats.vision_files import open_mmproj
+from shaderlm.models.vision import read_tower
+from shaderlm.runtime.tower import NumpyTower, TowerSource
+from shaderlm.vision import open_picture
+
+from .vision_checkpoints import ROWS, messages, recorded, unpack_families, write_folder
+from .vision_oracles import VisionOracle
+
+pytest.importorskip("PIL", reason="Pillow is in the extra `vision`")
+pytestmark = pytest.mark.xdist_group("test_vision_families")
+SOURCES = [(name, source) for name in ROWS for source in ("hf", "model.gguf")]
+_GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VisionOracle]:
+    """All checkpoints, as files."""
+    return unpack_families(tmp_path_factory.mktemp("families"))
+
+
+def _messages(oracle: VisionOracle, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a case, with its pictures."""
+    found = messages(case["images"])
+    for part, path in zip(found[0]["content"], oracle.pictures(case), strict=False):
+        part["image"] = path
+    return found
+
+
+@pytest.mark.parametrize(("name", "source"), SOURCES)
+def test_pixels_and_features(name: str, source: str, families: dict[str, VisionOracle]) -> None:
+    """Pixels are those of the processor to the bit; features of all cases."""
+    oracle = families[name]
+    file = open_folder_tower(oracle.folder / "hf") if source == "hf" else open_mmproj(oracle.folder / "mmproj.gguf")
+    assert file is not None
+    tower = read_tower(file.metadata, file.shapes, dict.fromkeys(file.shapes, "f32"))
+    runner = NumpyTower(tower, TowerSource(file, tower))
+    for number, case in enumerate(oracle.cases):
+        pictures = [open_picture(path) for path in oracle.pictures(case)]
+        layouts = [tower.processor.layout(each.width, each.height) for each in pictures]
+        rows = [runner.patches(picture.pixels, each) for picture, each in zip(pictures, layouts, strict=True)]
+        made = np.concatenate([runner.features(*each) for each in zip(rows, layouts, strict=True)])
+        wanted = oracle.arrays[f"features-{number}"]
+        np.testing.assert_allclose(made, wanted, atol=1e-5 * np.abs(wanted).max())
+        total = sum(float(each.astype(np.float64).sum()) for each in rows)
+        assert abs(total - case["pixel_values"]["sum"]) < 1e-2
+        if (pixels := oracle.arrays.get(f"pixels-{number}")) is not None:
+            places, p = layouts[0].places() * tower.patch, tower.patch
+            cut = [pixels[:, y : y + p, x : x + p].reshape(-1) for y, x in places]
+            np.testing.assert_allclose(rows[0][:, : 3 * p * p], cut, atol=1e-6)
+    file.close()
+
+
+@pytest.mark.parametrize(("name", "source"), SOURCES)
+def test_ids_and_logits(name: str, source: str, families: dict[str, VisionOracle]) -> None:
+    """Ids are those of the processor, what follows them is the same; the last row of logits; with a text beside."""
+    oracle = families[name]
+    with load_with(oracle.folder / source, device="numpy", precision="exact") as model:
+        conversations = [_messages(oracle, case) for case in oracle.cases]
+        text = [{"role": "user", "content": "what is in the street?"}]
+        plain, *seen = model.chat([text, *conversations], **_GREEDY)
+        assert plain.ids == model.chat(text, **_GREEDY).ids
+        for number, (case, each) in enumerate(zip(oracle.cases, seen, strict=True)):
+            assert each.prompt_ids == case["ids"]
+            assert each.ids == case["greedy"]
+            request = model.chat_request(conversations[number], max_tokens=1, cache_prompt=False)
+            handle = model.engine.submit(replace(request, output="logits", first_row=len(case["ids"]) - 1))
+            handle.result()
+            assert handle.logits is not None
+            np.testing.assert_allclose(handle.logits[-1], oracle.logits[number], atol=2e-4)
+        with pytest.raises(InputError, match="stand for images"):
+            model.generate(oracle.cases[0]["ids"], max_tokens=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ROWS)
+def test_on_a_device(name: str, families: dict[str, VisionOracle], device: Any) -> None:
+    """Greedy ids and features by kernels, from a GGUF file; on a CPU with packed weights greedy ids alone."""
+    oracle = families[name]
+    conversations = [_messages(oracle, case) for case in oracle.cases]
+    for where, cache in ((device, "f32"), ("cpu", None)):
+        with load_with(oracle.folder / "model.gguf", device=where, precision="exact", cache=cache) as model:
+            found = model.chat(conversations, cache_prompt=False, **_GREEDY)
+            assert [each.ids for each in found] == [case["greedy"] for case in oracle.cases]
+            assert model.vision is not None
+            picture = open_picture(oracle.pictures(oracle.cases[0])[0])
+            layout = model.vision.processor.layout(picture.width, picture.height)
+            wanted = oracle.arrays["features-0"]
+            made = model.vision.runner.encode(picture.pixels, layout)
+            np.testing.assert_allclose(made, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("mistral3", {"vision_feature_layer": -2}, "vision_feature_layer is -2"),
+        ("mistral3", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
+        ("pixtral", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
+    ],
+)
+def test_what_is_refused(
+    name: str, changes: dict[str, Any], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By name, and text is read as before."""
+    entry = recorded(name)
+    folder = write_folder(tmp_path / name, name, {**entry, "config": {**entry["config"], **changes}})
+    with load_with(folder, device="numpy") as model:
+        assert words in caplog.text
+        content = [{"type": "image", "image": np.zeros((8, 8, 3), np.uint8)}]
+        with pytest.raises(InputError, match="does not read images"):
+            model.chat([{"role": "user", "content": content}], max_tokens=1)
