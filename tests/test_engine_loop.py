@@ -78,7 +78,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # Many at once --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ahead", "deterministic"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ahead", "deterministic"), [(1, False), (2, False), pytest.param(2, True, marks=pytest.mark.smoke)]
+)
 def test_many_clients_in_a_small_pool(ahead: int, deterministic: bool) -> None:
     """Threads, tasks and handles, shared beginnings, a tenth cancelled, a pool of a third of what they want."""
     model, runner = made(ahead=ahead)

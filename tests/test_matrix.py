@@ -313,6 +313,7 @@ def test_units_that_are_wrong_are_not_used(device: Device, caplog: pytest.LogCap
     assert "f16 → f32 16×8×8: it cannot be compiled" in caplog.text
 
 
+@pytest.mark.smoke
 @pytest.mark.dawn
 @pytest.mark.parametrize("kind", WEIGHT_FORMATS)
 def test_tint_reads_every_kernel(kind: str, null: Any) -> None:

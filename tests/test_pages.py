@@ -156,7 +156,7 @@ class Pool(RuleBasedStateMachine):
             assert found == expected
 
 
-TestPool = Pool.TestCase
+TestPool = pytest.mark.smoke(Pool.TestCase)
 TestPool.settings = settings(
     max_examples=examples(60),
     stateful_step_count=30,

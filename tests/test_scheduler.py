@@ -216,6 +216,7 @@ REQUESTS = st.builds(
 )
 
 
+@pytest.mark.smoke
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     ahead=st.integers(1, 3),

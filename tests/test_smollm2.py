@@ -81,6 +81,7 @@ def test_recorded_answers_in_numpy(entry: dict[str, Any], oracle: LanguageModel)
     check(answer(oracle, entry, tokens), entry, tokens)
 
 
+@pytest.mark.smoke
 @recorded(CHAT, SHORT)
 def test_recorded_answers_on_the_cpu(entry: dict[str, Any], packed: LanguageModel) -> None:
     tokens = len(entry["greedy_ids"])

@@ -32,7 +32,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     made: dict[str, float] = {
         "test_a.py::slow": tiers.LIMIT + 0.1,
         "test_a.py::quick": tiers.LIMIT,
-        "test_b.py::one": 4.0,
+        "test_b.py::one": tiers.SMOKE_LIMIT + 0.1,
+        "test_d.py::alone": tiers.LIMIT + 0.5,
     }
     monkeypatch.setattr(tiers, "durations", lambda implementation: made)
     return made
@@ -73,11 +74,11 @@ def test_the_group_that_takes_longest_is_first() -> None:
     items = [
         _item("test_c.py::new"),
         _item("test_a.py::quick", group),
-        _item("test_b.py::one"),
+        _item("test_d.py::alone"),
         _item("test_a.py::slow", group),
     ]
     names = [item.nodeid.removeprefix("tests/") for item in tiers.longest_first(items, "wgpu")]
-    assert names == ["test_a.py::quick", "test_a.py::slow", "test_b.py::one", "test_c.py::new"]
+    assert names == ["test_a.py::quick", "test_a.py::slow", "test_d.py::alone", "test_c.py::new"]
 
 
 def test_names_are_those_without_a_group() -> None:

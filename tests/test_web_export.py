@@ -216,6 +216,7 @@ def test_no_feature_that_is_not_asked_for(made: Exported) -> None:
         assert variant["language"] or not packed
 
 
+@pytest.mark.smoke
 @pytest.mark.dawn
 def test_tint_reads_every_shader(made: Exported, null: Any) -> None:
     """Those for matrix units too, which no software adapter has. Chromium's compiler checks types and uniformity."""

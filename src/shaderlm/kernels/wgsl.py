@@ -28,8 +28,7 @@ Access = Literal["read-only-storage", "storage", "uniform"]
 
 _ROOT = Path(__file__).parent
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*([a-z_, ]+)>\s*(\w+)\s*:")
-_CONST = re.compile(r"^const (\w+)(?:\s*:\s*\w+)?\s*=\s*(.+?);", re.M)
-_ALIAS = re.compile(r"^alias (\w+)\s*=\s*(.+?);", re.M)
+_DECLARATION = re.compile(r"^(?:const|alias) (\w+)(?:\s*:\s*\w+)?\s*=\s*(.+?);", re.M)
 _PARAMS = re.compile(r"struct Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32)\s*,?")
 _WORKGROUP = re.compile(r"var<workgroup>\s*\w+\s*:\s*(.+?);")
@@ -74,7 +73,7 @@ class Shader:
     @cached_property
     def source(self) -> str:
         """What is compiled. Loops are written out here: routes are chosen by what shaders declare, most are not run."""
-        return unrolled(self.text, dict(_CONST.findall(self.text))) if self.unroll else self.text
+        return unrolled(self.text, _values(self.text)) if self.unroll else self.text
 
     def pack_params(self, values: Mapping[str, int | float]) -> NDArray[np.uint8]:
         """Bytes of the `Params` struct. Every field must be given, and no other."""
@@ -103,17 +102,28 @@ def _literal(value: Constant, old: str) -> str:
     return str(value)
 
 
+@lru_cache(maxsize=512)
+def _places(source: str) -> dict[str, tuple[int, int]]:
+    """Where the values of top-level `const` and `alias` lines begin and end, by name: one search for all of them."""
+    return {match[1]: match.span(2) for match in _DECLARATION.finditer(source)}
+
+
+def _values(source: str) -> dict[str, str]:
+    """The values of top-level `const` and `alias` lines, by name."""
+    return dict(_DECLARATION.findall(source))
+
+
 def rebind(source: str, constants: Mapping[str, Constant], kernel: str = "kernel") -> str:
     """Replace the values of top-level `const` and `alias` lines. An unknown name raises."""
-    for name, value in constants.items():
-        pattern = re.compile(rf"^((?:const|alias) {name}(?:\s*:\s*\w+)?\s*=\s*)(.+?);", re.M)
-        declaration = pattern.search(source)
-        if not declaration:
-            known = [match.group(1) for regex in (_CONST, _ALIAS) for match in regex.finditer(source)]
-            raise KernelError(f"{kernel} has no const or alias {name!r}; it has {sorted(known)}")
-        new = declaration.group(1) + _literal(value, declaration.group(2)) + ";"
-        source = source[: declaration.start()] + new + source[declaration.end() :]
-    return source
+    places = _places(source)
+    for name in constants:
+        if name not in places:
+            raise KernelError(f"{kernel} has no const or alias {name!r}; it has {sorted(places)}")
+    pieces, at = list[str](), 0
+    for (first, end), value in sorted((places[name], value) for name, value in constants.items()):
+        pieces += (source[at:first], _literal(value, source[first:end]))
+        at = end
+    return "".join((*pieces, source[at:]))
 
 
 def _evaluate(expression: str, names: Mapping[str, str]) -> int:
@@ -128,28 +138,31 @@ def _evaluate(expression: str, names: Mapping[str, str]) -> int:
     raise KernelError(f"cannot evaluate the constant expression {expression!r}")
 
 
-def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
-    wgsl_type = aliases.get(wgsl_type.strip(), wgsl_type.strip())
+def _size_of(wgsl_type: str, values: Mapping[str, str]) -> int:
+    wgsl_type = values.get(wgsl_type.strip(), wgsl_type.strip())
     vector = re.fullmatch(r"vec([234])<(\w+)>", wgsl_type)
     if vector:
         count = {2: 2, 3: 4, 4: 4}[int(vector.group(1))]
-        return count * _SIZES[aliases.get(vector.group(2), vector.group(2))]
+        return count * _SIZES[values.get(vector.group(2), vector.group(2))]
     return _SIZES[wgsl_type]
 
 
-def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, str]) -> int:
+def _memory_of(declared: str, values: Mapping[str, str]) -> int:
     """Bytes of a variable in workgroup memory, an array, a vector, a number or an atomic: in whole 16 bytes, as counted
     by WebGPU.
     """
     array = _ARRAY.fullmatch(declared)
-    count = _evaluate(array.group(2), consts) if array else 1
-    return -(-_size_of(array.group(1) if array else declared, aliases) * count // 16) * 16
+    count = _evaluate(array.group(2), values) if array else 1
+    return -(-_size_of(array.group(1) if array else declared, values) * count // 16) * 16
 
 
 def workgroup_memory(source: str) -> int:
     """Bytes of workgroup memory that a composed source declares."""
-    aliases, consts = dict(_ALIAS.findall(source)), dict(_CONST.findall(source))
-    return sum(_memory_of(declared, aliases, consts) for declared in _WORKGROUP.findall(source))
+    return _memory(source, _values(source))
+
+
+def _memory(source: str, values: Mapping[str, str]) -> int:
+    return sum(_memory_of(declared, values) for declared in _WORKGROUP.findall(source))
 
 
 def compose(
@@ -299,6 +312,23 @@ def declared_buffers(kernel: Kernel) -> tuple[str, ...]:
     return tuple(name for each in bindings for _, _, name in each if name != "params")
 
 
+@lru_cache(maxsize=512)
+def _joined(
+    kernel: Kernel, params: tuple[tuple[str, int | float], ...] | None, unbound: tuple[str, ...]
+) -> tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, Access], ...]]:
+    """The files of a kernel as one source, its parameters and its bindings, which no constant changes."""
+    body = "\n".join(read(path).rstrip("\n") + "\n" for path in (kernel.path, *kernel.include))
+    struct = _PARAMS.search(body)
+    fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
+    if params is not None:
+        body, fields = _with_values(body, fields, dict(params), kernel.name), ()
+    body = _numbered(_without(body, unbound, kernel.name))
+    bindings = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
+    if [i for i, _, _ in bindings] != list(range(len(bindings))):
+        raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in bindings]}")
+    return body, fields, tuple((name, _ACCESS[space]) for _, space, name in bindings)
+
+
 @lru_cache(maxsize=4096)
 def _compose(
     kernel: Kernel,
@@ -307,23 +337,14 @@ def _compose(
     params: tuple[tuple[str, int | float], ...] | None,
     unbound: tuple[str, ...],
 ) -> Shader:
-    body = "\n".join(read(path).rstrip("\n") + "\n" for path in (kernel.path, *kernel.include))
+    body, fields, bindings = _joined(kernel, params, unbound)
     body = rebind(body, dict(constants), kernel.name)
-    struct = _PARAMS.search(body)
-    fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
-    if params is not None:
-        body, fields = _with_values(body, fields, dict(params), kernel.name), ()
-    body = _numbered(_without(body, unbound, kernel.name))
-    enables = _enables(kernel.needs, target)
-    consts = dict(_CONST.findall(body))
-    bindings = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
-    if [i for i, _, _ in bindings] != list(range(len(bindings))):
-        raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in bindings]}")
+    values = _values(body)
     return Shader(
-        text="\n".join([*enables, body]),
+        text="\n".join([*_enables(kernel.needs, target), body]),
         unroll=kernel.unroll,
-        bindings=tuple((name, _ACCESS[space]) for _, space, name in bindings),
+        bindings=bindings,
         params=fields,
-        workgroup_size=_evaluate("WG", consts),
-        workgroup_memory=workgroup_memory(body),
+        workgroup_size=_evaluate("WG", values),
+        workgroup_memory=_memory(body, values),
     )
