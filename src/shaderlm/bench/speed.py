@@ -79,7 +79,7 @@ def run(model: LanguageModel, test: Trial, repetitions: int, warmup: bool = True
     else:
         once = partial(_once_with_text if test.text else _once, model, test, generator, prefixes[0])
     if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
-        _warm_up(model.runner, once)
+        warm_up(model.runner, once)
         yield ()
     samples: list[int] = []
     for _ in range(repetitions):
@@ -87,7 +87,7 @@ def run(model: LanguageModel, test: Trial, repetitions: int, warmup: bool = True
         yield tuple(samples)
 
 
-def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
+def warm_up(runner: Runner, once: Callable[[], int]) -> None:
     """Once, and again until clocks are up: for a while after it got faster for the last time.
 
     A GPU clocks down while shaders compile, and up again only after a while: a prompt of a few milliseconds would be

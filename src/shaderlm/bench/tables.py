@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from .images import ImageSample, ImageTrial
 from .regression import RegressionCheck
 from .speed import Trial
 
@@ -32,7 +33,30 @@ def record(subject: Mapping[str, Any], test: Trial, samples_ns: Sequence[int], w
     }
 
 
+def image_record(
+    subject: Mapping[str, Any], test: ImageTrial, samples: Sequence[ImageSample], when: str
+) -> dict[str, Any]:
+    """One row for programs, of pictures: nanoseconds of each, and until the first token of their requests."""
+    encode, first = [each.encode_ns for each in samples], [each.first_token_ns for each in samples]
+    return {
+        **subject,
+        "image_width": test.width,
+        "image_height": test.height,
+        "image_tokens": samples[0].tokens,
+        "n_parallel": test.parallel,
+        "test_time": when,
+        "avg_ns": round(fmean(encode)),
+        "stddev_ns": round(stdev(encode)) if len(encode) > 1 else 0,
+        "images_per_second": 1e9 / fmean(encode),
+        "avg_first_token_ns": round(fmean(first)),
+        "stddev_first_token_ns": round(stdev(first)) if len(first) > 1 else 0,
+        "samples_ns": encode,
+        "samples_first_token_ns": first,
+    }
+
+
 _WIDTHS = {"model": 30, "size": 10, "params": 10, "backend": 12, "device": 24, "parallel": 8, "test": 20, "t/s": 20}
+_WIDTHS |= {"image": 13, "tokens": 6, "ms per image": 18, "images/s": 8, "ms to first token": 18}
 
 
 def _size(nbytes: int) -> str:
@@ -55,14 +79,26 @@ def _markdown(row: Mapping[str, Any], first: bool, parallel: bool) -> str:
         "params": _params(row["model_n_params"]),
         "backend": row["backends"],
         "device": row["gpu_info"],
-        "parallel": str(row["n_parallel"]),
-        "test": _trial(row).test,
-        "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        **({"parallel": str(row["n_parallel"])} if parallel else {}),
+        **(_image_cells(row) if "image_width" in row else _token_cells(row)),
     }
-    names = [name for name in _WIDTHS if parallel or name != "parallel"]
-    widths = [_WIDTHS[name] for name in names]
-    head = f"{_line(names, widths)}\n{_rule(widths)}\n" if first else ""
-    return head + _line([cells[name] for name in names], widths) + "\n"
+    widths = [_WIDTHS[name] for name in cells]
+    head = f"{_line(list(cells), widths)}\n{_rule(widths)}\n" if first else ""
+    return head + _line(list(cells.values()), widths) + "\n"
+
+
+def _token_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"test": _trial(row).test, "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"}
+
+
+def _image_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "image": f"{row['image_width']} × {row['image_height']}",
+        "tokens": str(row["image_tokens"]),
+        "ms per image": f"{row['avg_ns'] / 1e6:.2f} ± {row['stddev_ns'] / 1e6:.2f}",
+        "images/s": f"{row['images_per_second']:.2f}",
+        "ms to first token": f"{row['avg_first_token_ns'] / 1e6:.2f} ± {row['stddev_first_token_ns'] / 1e6:.2f}",
+    }
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..models.shapes import MODELS
 from .arguments import CommandGroup
 from .bench_drafts import drafts
+from .bench_images import measure_images
 from .bench_serve import serve
 from .loading import console, count_bar, spoken
 from .models import described, load_any
@@ -42,15 +43,17 @@ class _Bench(CommandGroup):
 @click.group(cls=_Bench, invoke_without_command=True)
 @speed_options
 @click.pass_context
-def bench(ctx: click.Context, /, **options: Any) -> None:
-    """Measure the speed of models, with the tests of llama-bench.
+def bench(ctx: click.Context, /, images: tuple[tuple[int, int], ...], **options: Any) -> None:
+    """Measure the speed of models, with the tests of llama-bench, and with --image that of reading pictures.
 
     `bench kernels` compares single kernels with their baselines instead, `bench rows` times the products of a layer
     over the number of rows, `bench restore` measures the cache on disk, `bench serve` an HTTP server under load, and
     `bench drafts` what drafts gain.
     """
     named = ctx.invoked_subcommand
-    if named is None:
+    if named is None and images:
+        measure_images(ctx, images, **options)
+    elif named is None:
         measure_models(**options)
     elif any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options):
         raise click.UsageError(f"options of `bench` say nothing to `bench {named}`; give them after its name", ctx)

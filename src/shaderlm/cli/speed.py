@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 import threading
 import time
@@ -68,6 +69,18 @@ def _pairs(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> 
     return tuple(pairs)
 
 
+def _sizes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[tuple[int, int], ...]:
+    """1024x1024,640×480; none where nothing is said."""
+    sizes = []
+    for word in () if text is None else text.split(","):
+        size = re.fullmatch(r"\s*(\d{1,9})\s*[x×X]\s*(\d{1,9})\s*", word)
+        if size is None:
+            expected = "must be the width and the height of pictures, 1024x1024, with commas between several"
+            raise click.BadParameter(f"{text!r} {expected}", ctx, param)
+        sizes.append((int(size[1]), int(size[2])))
+    return tuple(sizes)
+
+
 def _percent(ctx: click.Context, param: click.Parameter, percent: float | None) -> float | None:
     if percent is not None and not 0 <= percent < 100:  # nor NaN, with which every run would pass
         raise click.BadParameter(f"{percent:g} must be at least 0 and below 100", ctx, param)
@@ -82,6 +95,7 @@ def speed_options(command: Command) -> Command:
     file = click.Path(path_type=Path)
     text = "Time tokenising, sampling (temperature 0.8, top-p 0.95) and detokenising too: what a user waits for."
     at_once = "Sequences that are generated at once, each with -n tokens; t/s are those of all of them."
+    pictures = "Time pictures of this size instead: pixels to features, and to the first token; -np counts pictures."
     against = "Compare with the rows of FILE, from --save or -o json; exit code 1 if one is slower."
     slower = f"How much slower than --against a row may be.  [default: {THRESHOLD:g}]"
     options = (
@@ -91,6 +105,7 @@ def speed_options(command: Command) -> Command:
         click.option("-pg", "both", multiple=True, callback=_pairs, help="PROMPT,GENERATED, timed as one. Repeatable."),
         click.option("-np", "--parallel", default="1", callback=numbers, metavar="1,2,4", help=at_once),
         click.option("-d", "--n-depth", "depths", default="0", callback=numbers, help="Tokens already in the cache."),
+        click.option("--image", "images", metavar="WxH,…", callback=_sizes, help=pictures),
         click.option("-r", "--repetitions", default=5, show_default=True, type=click.IntRange(1, 1000)),
         click.option("-o", "--output", default="md", show_default=True, type=listed, help="Format of the results."),
         click.option("--device", "devices", multiple=True, help=where),
@@ -134,7 +149,7 @@ def measure_models(
     saved = regression.read(against) if against else None
     if save:
         check_writable(save)
-    rows = _Rows(output, parallel != (1,))
+    rows = Rows(output, parallel != (1,))
     interrupted = False
     try:
         with ExitStack() as opened:
@@ -213,7 +228,7 @@ def _check(
     return checkpoints
 
 
-class _Rows:
+class Rows:
     """Rows as they are measured: printed at once, and kept."""
 
     def __init__(self, output: str, parallel: bool) -> None:
@@ -221,12 +236,14 @@ class _Rows:
         self.records: list[dict[str, Any]] = []
 
     def add(self, row: dict[str, Any]) -> None:
+        """One more."""
         from ..bench.tables import printed
 
         self.records.append(row)  # before it is printed, which may fail
         print(printed(self.output, row, len(self.records) - 1, parallel=self._parallel), end="", flush=True)
 
     def end(self) -> None:
+        """There are no more."""
         if self.records and self.output == "json":
             print("\n]", flush=True)
 
@@ -234,7 +251,7 @@ class _Rows:
 def _measure(
     subjects: Sequence[tuple[str | None, str]],
     trials: Sequence[Trial],
-    rows: _Rows,
+    rows: Rows,
     *,
     repetitions: int,
     no_warmup: bool,
@@ -257,13 +274,13 @@ def _measure(
             "ignore_keys": ignore_keys,
         }
         with load_any(name, device, backend=backend, checkpoint=checkpoints.get(name), **options) as loaded:
-            subject = _subject(loaded)
+            subject = subject_of(loaded)
             check(loaded.config.context, trials)  # a device may hold less than the model's
             _warn_if_long(loaded, trials, repetitions + (not no_warmup))
             for trial in trials:
                 samples: tuple[int, ...] = ()
                 try:
-                    with _bar(trial.name, next(done), total, started, warming=not no_warmup) as repeated:
+                    with bar(trial.name, next(done), total, started, warming=not no_warmup) as repeated:
                         for samples in run(loaded, trial, repetitions, not no_warmup):
                             repeated(len(samples))
                 finally:  # also what there is of a trial that was interrupted
@@ -272,7 +289,7 @@ def _measure(
                         rows.add(record(subject, trial, samples, when))
 
 
-def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
+def _compare(saved: Sequence[Speed], rows: Rows, percent: float) -> None:
     """Under the results for people; beside them for programs. Exit code 1 for a regression."""
     from ..bench import regression
     from ..bench.tables import compared
@@ -311,7 +328,7 @@ def _warn_if_long(loaded: LanguageModel, trials: Sequence[Trial], runs: int) -> 
 
 
 @contextmanager
-def _bar(name: str, before: int, total: int, started: float, *, warming: bool) -> Iterator[Callable[[int], None]]:
+def bar(name: str, before: int, total: int, started: float, *, warming: bool) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal's standard error; the function is told how many repetitions are done. Gone afterwards.
 
     While it warms up, and where a repetition takes seconds, a thread redraws the bar once a second, so that its clock
@@ -353,7 +370,7 @@ def _redraw(bars: Progress, over: threading.Event) -> None:
         bars.refresh()
 
 
-def _subject(loaded: LanguageModel) -> dict[str, Any]:
+def subject_of(loaded: LanguageModel) -> dict[str, Any]:
     """The keys of a row that say what was measured."""
     from ..runtime.gpu_runner import GpuRunner
     from .build import commit
