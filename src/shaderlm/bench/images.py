@@ -77,6 +77,7 @@ def _once(model: LanguageModel, vision: Vision, test: ImageTrial, generator: np.
     began = time.perf_counter()
     for pixels in arrays:
         vision.runner.encode(pixels, layout)
+    vision.runner.wait()
     encode = (time.perf_counter() - began) / test.parallel
     began = time.perf_counter()
     handles = model.engine.submit_all([_request(model, vision, open_picture(pixels)) for pixels in arrays])

@@ -30,8 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, ShaderlmError, UnavailableError
 from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
@@ -493,7 +491,7 @@ class Engine:
             self._encoding.rotate(-1)  # others have a picture each meanwhile
             return
         self._encoding.popleft()
-        images.features = np.concatenate(features)
+        images.features = tuple(features)
         features.clear()
         with self._runner.lock, self._inbox.lock:
             if handle.finish_reason is None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.config import ImageRows
-from ..runtime.image_rows import place
+from ..runtime.image_rows import Features, place
 from ..runtime.row_scores import RowScores
 from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
@@ -96,7 +96,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         dry = dry_of(request.sampling) if request.generates else None
         self._host_sampler = None if chain is None else HostSampler(chain, reports_remaining=request.reports_remaining)
         self._dry = None if dry is None else Dry(dry, request.prompt_ids, engine.tokenizer.piece)
-        self.image_features: list[NDArray[np.float32]] = []  # of its first pictures, until all are known
+        self.image_features: list[Features] = []  # of its first pictures, until all are known
         self.looked_up = False  # was its prompt looked for on disk?
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.drafted_settings: list[SamplerSettings] = []  # for the tokens after the drafted ones
@@ -319,7 +319,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     @property
     def waits_for_features(self) -> bool:
         """Are its pictures being read, so that it has no rows yet?"""
-        return self.sequence.images is not None and not len(self.sequence.images.features)
+        return self.sequence.images is not None and not self.sequence.images.features
 
     @property
     def usage(self) -> Usage:

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, ModelError
 from ..models.vision import FAMILIES
-from ..runtime.image_rows import PlacedImage
+from ..runtime.image_rows import Features, PlacedImage
 from ..runtime.tower import TowerRunner
 from ..text import Tokenizer
 from ..vision import Layout, Picture, open_picture
 
-F32 = NDArray[np.float32]
 FEATURE_BYTES = 256 << 20  # of features that are kept for pictures that are asked about again
 MAX_IMAGES = 64  # of a request
 MAX_REQUEST_PIXELS = 200_000_000  # of all of its pictures
@@ -56,7 +55,7 @@ class Vision:
         if self.processor.token not in special:
             raise ModelError(f"the vocabulary has no token {self.processor.token!r}, which stands for images")
         self.token: int = special[self.processor.token]
-        self._features: OrderedDict[tuple[Hashable, bytes], F32] = OrderedDict()  # the longest unused first
+        self._features: OrderedDict[tuple[Hashable, bytes], Features] = OrderedDict()  # the longest unused first
         self._bytes = 0
         self._lock = Lock()
 
@@ -104,8 +103,8 @@ class Vision:
         """Are the features of a picture kept for a client?"""
         return (client, picture.key) in self._features
 
-    def features(self, image: RequestImage, client: Hashable) -> F32:
-        """Of a picture: [tokens, levels · hidden]. Computed once for each client, as long as they are kept."""
+    def features(self, image: RequestImage, client: Hashable) -> Features:
+        """Of a picture. Computed once for each client, as long as they are kept."""
         key = (client, image.picture.key)
         with self._lock:
             if (known := self._features.get(key)) is not None:

@@ -151,7 +151,9 @@ def turns(places: Any, width: int, theta: float, *, between: bool = False) -> ND
 
     between: the frequencies of columns lie between those of rows; else they are the same.
     """
-    quarter = width // 4
+    quarter, places = width // 4, np.asarray(places, np.int64)
     powers = np.arange(quarter, dtype=np.float64) + np.array([[0.0], [0.5 if between else 0.0]])
-    angles = (np.asarray(places, np.float64)[:, :, None] * theta ** (-powers / quarter)).reshape(len(places), -1)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    every = np.arange(places.max(initial=0) + 1, dtype=np.float64)[:, None, None]  # place, of which there are few
+    angles = every * theta ** (-powers / quarter)
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    return np.asarray(table[places, [0, 1]].reshape(len(places), -1, 2))

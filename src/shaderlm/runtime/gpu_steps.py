@@ -30,6 +30,7 @@ from ..graph.sampling import ADJUSTMENT
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import REPORT, LogitAdjustments, LogprobRequest
+from .device_features import put_features
 from .pages import MAX_SEQUENCES, Reserved
 from .row_scores import ScoreGroup
 from .runner import (
@@ -557,8 +558,7 @@ class GpuSteps(Runner):
         """The records of rows of images, and their features, in the order of submissions."""
         records, features = self._image_rows(parts)
         self.device.write(self._buffers["image_rows"], records)
-        if features.size:
-            self.device.write(self._buffers["features"], features)
+        put_features(self.device, features, self._buffers["features"])
 
     def token_region(self, requests: Sequence[LogprobRequest] | None) -> tuple[Buffer, int]:
         """Where the tokens of a step lie: a buffer, and how many of its bytes.

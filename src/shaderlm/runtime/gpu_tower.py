@@ -1,25 +1,35 @@
-"""A tower on a GPU: pixels in, features out, by one submission for each picture."""
+"""A tower on a GPU: pixels in, features out, by one submission for each picture.
+
+Features stay on the device, a buffer for each picture, and steps copy the rows that they read. Where they would take
+more memory than there is for them, or the device cannot bind them, they come back to the host.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..compile.lowering import Lowering
 from ..compile.plan import BufferSpec, Plan
-from ..gpu import BoundProgram, Device
+from ..errors import DeviceError
+from ..gpu import BoundProgram, Copy, Device
 from ..graph.fuse import fuse
-from ..graph.graph import Graph
+from ..graph.graph import Builder, Graph
 from ..models.vision import Tower, patches_graph, patches_inputs, tower_inputs
 from ..vision.processors import Layout
+from .device_features import DeviceFeatures
+from .image_rows import Features
 from .sizes import weights_of
-from .tower import F32, joined
+from .tower import F32, joined, output_names
 from .weights import Progress, Source, upload
 
 _KEPT_PLANS = 8  # of layouts, and of numbers of patches
+DEVICE_BYTES = 1 << 30  # of features on a device: of pictures that are kept, and of requests that run
+_Key = int | Layout | tuple[str, int]  # of a plan: patches, a layout, and tokens whose levels are brought together
 
 
 class GpuTower:
@@ -30,56 +40,91 @@ class GpuTower:
     ) -> None:
         self.tower, self.device = tower, device
         self._lowering = Lowering(device.caps, precision)
-        self._plans: OrderedDict[int | Layout, Plan] = OrderedDict()
-        self._bound: dict[int | Layout, BoundProgram] = {}
+        self._plans: OrderedDict[_Key, Plan] = OrderedDict()
+        self._bound: dict[_Key, BoundProgram] = {}
         self._buffers: dict[str, Any] = {}  # scratch, inputs and outputs, by the names in plans
+        self._layout: Layout | None = None  # whose inputs the buffers hold
+        self._features = WeakSet[DeviceFeatures]()  # that somebody has
         first = self._plan(tower.side**2 // tower.merge**2 * tower.merge**2)
         self._weights = upload(device, weights_of([first]), source, progress)
         self.weight_bytes = sum(buffer.size for buffer in self._weights.values())
 
-    def _plan(self, key: int | Layout) -> Plan:
-        """Of a number of patches: the tower. Of a layout: from pixels to patches."""
+    def _plan(self, key: _Key) -> Plan:
+        """Of a number of patches: the tower. Of a layout: from pixels to patches. Of tokens: their levels."""
         if key not in self._plans:
             while len(self._plans) >= _KEPT_PLANS:
                 self._bound.pop(self._plans.popitem(last=False)[0], None)
-            name = "tower" if isinstance(key, int) else "pixels"
-            self._plans[key] = self._made(name, self.tower.build(key) if isinstance(key, int) else self._pixels(key))
+            fused, rejected = fuse(self._graph(key), None, self._lowering.unsupported_reason)
+            name = "tower" if isinstance(key, int) else "pixels" if isinstance(key, Layout) else key[0]
+            self._plans[key] = self._lowering.plan(name, fused, rejected)
         self._plans.move_to_end(key)
         return self._plans[key]
 
-    def _pixels(self, layout: Layout) -> Graph:
-        return patches_graph(layout, self.tower.processor)
+    def _graph(self, key: _Key) -> Graph:
+        if isinstance(key, int):
+            return self.tower.build(key)
+        if isinstance(key, Layout):
+            return patches_graph(key, self.tower.processor)
+        return _levels_graph(self.tower, key[1])
 
-    def _made(self, name: str, graph: Graph) -> Plan:
-        fused, rejected = fuse(graph, None, self._lowering.unsupported_reason)
-        return self._lowering.plan(name, fused, rejected)
-
-    def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> F32:
-        """Features of a picture, [tokens, levels · out]."""
-        plans = [self._plan(layout), self._plan(layout.patches)]
-        inputs: dict[str, NDArray[Any]] = {
-            "pixels": pixels.astype(np.float32),
-            **patches_inputs(layout, self.tower.processor),
-            **tower_inputs(self.tower, layout),
-        }
-        device = self.device
-        for plan in plans:
-            for name, spec in plan.buffers.items():
+    def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> Features:
+        """Features of a picture, [tokens, levels · out]. They may still be on their way."""
+        tower, nbytes = self.tower, 4 * layout.tokens * self.tower.out * self.tower.levels
+        room = DEVICE_BYTES - sum(each.nbytes for each in self._features)
+        on_device = nbytes <= min(room, self.device.caps.max_operand)
+        keys: list[_Key] = [layout, layout.patches]
+        if on_device and tower.levels > 1:
+            keys.append(("levels", layout.tokens))
+        for key in keys:
+            for name, spec in self._plan(key).buffers.items():
                 self._reserve(name, spec)
+        self._write_inputs(pixels, layout)
+        bound = [self._bind(key) for key in keys]
+        own = self._feature_buffer(nbytes) if on_device else None
+        if own is None:
+            return self._read(bound, layout)
+        self.device.submit(bound)
+        self.device.copy(Copy(self._buffers["levels" if tower.levels > 1 else "features"], own, nbytes))
+        features = DeviceFeatures(self.device, own, layout.tokens)
+        self._features.add(features)
+        return features
+
+    def _write_inputs(self, pixels: NDArray[np.uint8], layout: Layout) -> None:
+        """Pixels, and what follows from the layout unless it is there from the picture before."""
+        inputs: dict[str, NDArray[Any]] = {"pixels": pixels.astype(np.float32)}
+        if layout != self._layout:
+            inputs |= patches_inputs(layout, self.tower.processor)
+            inputs |= tower_inputs(self.tower, layout) | _levels_inputs(self.tower, layout.tokens)
         for name, array in inputs.items():
             if name in self._buffers:  # a picture that needs no resizing has fewer
-                device.write(self._buffers[name], array)
-        bound = [self._bind(layout), self._bind(layout.patches)]
-        nbytes = 4 * layout.tokens * self.tower.out
-        names = ["features", *(f"features.{level}" for level in range(1, self.tower.levels))]
-        pending = [device.submit([] if i else bound, (self._buffers[name], nbytes)) for i, name in enumerate(names)]
+                self.device.write(self._buffers[name], array)
+        self._layout = layout
+
+    def _feature_buffer(self, nbytes: int) -> Any:
+        """None: the device has no memory left for it."""
+        try:
+            return self.device.buffer(nbytes)
+        except DeviceError:
+            self.device.check()
+            return None
+
+    def _read(self, bound: list[BoundProgram], layout: Layout) -> F32:
+        """Run plans, and read features back."""
+        names, nbytes = output_names(self.tower), 4 * layout.tokens * self.tower.out
+        pending = [
+            self.device.submit([] if i else bound, (self._buffers[name], nbytes)) for i, name in enumerate(names)
+        ]
         outputs = {}
         for name, each in zip(names, pending, strict=True):
             assert each is not None
             outputs[name] = each.wait().view(np.float32).reshape(layout.tokens, self.tower.out)
         return joined(outputs, self.tower)
 
-    def _bind(self, key: int | Layout) -> BoundProgram:
+    def wait(self) -> None:
+        """Until the features of all pictures are there."""
+        self.device.flush()
+
+    def _bind(self, key: _Key) -> BoundProgram:
         """A plan with its buffers, kept until one of them is replaced."""
         plan = self._plan(key)
         if key not in self._bound:
@@ -92,6 +137,7 @@ class GpuTower:
         known = self._buffers.get(name)
         if known is None or known.size < spec.nbytes:
             self._buffers[name] = self.device.buffer(spec.nbytes)
+            self._layout = None
             if known is not None:
                 self._bound.clear()
                 known.destroy()
@@ -114,3 +160,30 @@ class GpuTower:
             for buffer in buffers.values():
                 buffer.destroy()
             buffers.clear()
+
+
+def _levels_graph(tower: Tower, tokens: int) -> Graph:
+    """The outputs of a tower → levels [tokens · levels, out]: those of a token side by side."""
+    b, names, count = Builder(), output_names(tower), tokens * tower.out
+    for name in names:
+        b.tensor(name, tokens, tower.out, role="input")
+    stacked = names[0]
+    for i, name in enumerate(names[1:], 1):
+        out = b.tensor(f"stacked.{i}", (i + 1) * count)
+        b.add("concat", {"a": i * count, "b": count}, {"a": stacked, "b": name}, "levels", out=out)
+        stacked = out
+    rows = tokens * tower.levels
+    inputs = {
+        "weight": stacked,
+        "rows": b.tensor("level_rows", rows, 1, role="input", format="u32"),
+        "factors": b.tensor("level_factors", rows, 1, role="input"),
+    }
+    out = b.tensor("levels", rows, tower.out)
+    b.add("weighted_rows", {"tokens": rows, "N": rows, "K": tower.out, "taps": 1}, inputs, "levels", out=out)
+    return b.graph(out)
+
+
+def _levels_inputs(tower: Tower, tokens: int) -> dict[str, NDArray[Any]]:
+    """Where the rows of `levels` are among the stacked ones."""
+    rows = np.arange(tokens * tower.levels, dtype=np.uint32).reshape(tower.levels, tokens).T
+    return {"level_rows": np.ascontiguousarray(rows), "level_factors": np.ones(rows.size, np.float32)}

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..graph.batch import FEATURE, IMAGE_WORDS, REACH
 from ..models.config import ImageRows
 
-F32 = NDArray[np.float32]
 U32 = NDArray[np.uint32]
 
 
@@ -27,22 +26,43 @@ class PlacedImage(NamedTuple):
     grid: tuple[int, int]
 
 
+class Features(Protocol):
+    """Of a picture, [tokens, levels · hidden]: an array, or a buffer of the device that will read them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take, where they are."""
+        ...
+
+    def __len__(self) -> int:
+        """Tokens of the picture."""
+        ...
+
+
+class FeatureRows(NamedTuple):
+    """Some rows of the features of a picture."""
+
+    features: Features
+    first: int
+    rows: int
+
+
 class ImageChunk(NamedTuple):
     """Of the rows of a chunk: their records, and the features that these count from 1 on."""
 
     records: U32  # [rows, 8]
-    features: F32  # [features, levels · hidden]
+    features: tuple[FeatureRows, ...] = ()
 
 
 @dataclass(eq=False)
 class PromptImages:
-    """The images of a prompt. `features` of all of them, once they are known, [tokens of images, levels · hidden]."""
+    """The images of a prompt. `features` of all of them, once they are known."""
 
     records: U32
     shift: int  # of positions after the last image, where these have several axes
     blocks: tuple[tuple[int, int], ...]  # rows that must be in one step: they see each other
     cache_ids: list[int]  # what a prefix cache compares in place of the prompt's ids
-    features: F32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    features: tuple[Features, ...] = ()
 
     def chunk(self, first: int, count: int) -> ImageChunk:
         """Rows of the prompt from a position on, or of what comes after it."""
@@ -52,10 +72,19 @@ class PromptImages:
         used = records[:, FEATURE]
         there = used[used > 0]
         if not len(there):
-            return ImageChunk(records, self.features[:0])
+            return ImageChunk(records)
         low, high = int(there.min()) - 1, int(there.max())
         records[used > 0, FEATURE] -= low
-        return ImageChunk(records, self.features[low:high])
+        return ImageChunk(records, tuple(self._rows(low, high)))
+
+    def _rows(self, low: int, high: int) -> Iterator[FeatureRows]:
+        """Rows of the features of all pictures, as those of each."""
+        begin = 0
+        for each in self.features:
+            first, end = max(low - begin, 0), min(high - begin, len(each))
+            if first < end:
+                yield FeatureRows(each, first, end - first)
+            begin += len(each)
 
 
 def text_records(count: int, shift: int = 0) -> U32:
@@ -90,16 +119,21 @@ def place(ids: Sequence[int], images: Sequence[PlacedImage], how: ImageRows) -> 
     return PromptImages(records.astype(np.uint32), shift, tuple(blocks), cache_ids)
 
 
-def step_rows(chunks: Sequence[ImageChunk]) -> tuple[U32, F32]:
+def step_rows(chunks: Sequence[ImageChunk]) -> tuple[U32, list[FeatureRows]]:
     """The records and the features of a step, from those of its chunks."""
-    records, features, number = [], [], 0
+    records, features, number = [], list[FeatureRows](), 0
     for chunk in chunks:
         own = chunk.records
-        if number and len(chunk.features):
+        if number and chunk.features:
             own = own.copy()
             own[own[:, FEATURE] > 0, FEATURE] += number
         records.append(own)
-        if len(chunk.features):
-            features.append(chunk.features)
-            number += len(chunk.features)
-    return np.concatenate(records), np.concatenate(features) if features else np.zeros((0, 0), np.float32)
+        features += chunk.features
+        number += sum(each.rows for each in chunk.features)
+    return np.concatenate(records), features
+
+
+def host_features(rows: Sequence[FeatureRows]) -> NDArray[np.float32]:
+    """Rows of the features of several pictures, all of them arrays, one below the other."""
+    parts = [np.asarray(each.features)[each.first : each.first + each.rows] for each in rows]
+    return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)

@@ -19,6 +19,7 @@ from ..graph.graph import Graph, Tensor
 from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
+from .image_rows import host_features
 from .pages import MAX_SEQUENCES, KvSequence, Reserved
 from .row_scores import REPORT_WORDS, ScoreGroup
 from .runner import (
@@ -223,7 +224,8 @@ class NumpyRunner(Runner):
             "outputs": outputs,
         }
         if self.config.images:
-            values["image_rows"], values["features"] = self._image_rows(parts)
+            values["image_rows"], features = self._image_rows(parts)
+            values["features"] = host_features(features)
         gives = {part.gives for part in parts}
         # A BLAS adds up in another order for another number of rows: rows that must not depend on others run alone.
         alone = self.deterministic and is_decode_step(parts)

@@ -31,7 +31,7 @@ from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
 from .cache_share import LEAST_PAGES, free_memory, share_of
-from .image_rows import ImageChunk, step_rows, text_records
+from .image_rows import FeatureRows, ImageChunk, step_rows, text_records
 from .pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved
 from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
 from .sampler_settings import GREEDY, SamplerSettings
@@ -778,12 +778,9 @@ class Runner(ABC):
             return False
         return any(part.sequence.shift if part.images is None else part.images.records.any() for part in parts)
 
-    def _image_rows(self, parts: Sequence[SequenceChunk]) -> tuple[U32, F32]:
+    def _image_rows(self, parts: Sequence[SequenceChunk]) -> tuple[U32, list[FeatureRows]]:
         """The records of images of a step's rows, and the features that they name."""
-        none = np.zeros((0, 0), np.float32)
-        return step_rows(
-            [part.images or ImageChunk(text_records(part.rows, part.sequence.shift), none) for part in parts]
-        )
+        return step_rows([part.images or ImageChunk(text_records(part.rows, part.sequence.shift)) for part in parts])
 
     def _outputs(self, parts: Sequence[SequenceChunk]) -> NDArray[Any]:
         """The records of a step's outputs."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..graph import interpret
 from ..models.vision import Tower, patches_graph, patches_inputs, tower_inputs
 from ..vision.processors import Layout
+from .image_rows import Features
 from .weights import Progress, Source, dense
 
 F32 = NDArray[np.float32]
@@ -48,8 +49,12 @@ class TowerRunner(Protocol):
     tower: Tower
     weight_bytes: int
 
-    def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> F32:
-        """Features of a picture, [tokens, levels · out]."""
+    def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> Features:
+        """Features of a picture, [tokens, levels · out]. Those on a device may still be on their way."""
+        ...
+
+    def wait(self) -> None:
+        """Until the features of all pictures are there."""
         ...
 
     def close(self) -> None:
@@ -82,6 +87,9 @@ class NumpyTower:
         values: dict[str, Any] = {**self._weights, **tower_inputs(self.tower, layout), "patches": patches}
         return joined(interpret.run(graph, values), self.tower)
 
+    def wait(self) -> None:
+        """They are."""
+
     def close(self) -> None:
         """Let go of the weights."""
         self._weights = {}
@@ -89,5 +97,9 @@ class NumpyTower:
 
 def joined(outputs: Mapping[str, NDArray[Any]], tower: Tower) -> F32:
     """The outputs of a tower's graph side by side."""
-    names = ["features", *(f"features.{level}" for level in range(1, tower.levels))]
-    return np.ascontiguousarray(np.concatenate([outputs[name] for name in names], axis=1), np.float32)
+    return np.ascontiguousarray(np.concatenate([outputs[name] for name in output_names(tower)], axis=1), np.float32)
+
+
+def output_names(tower: Tower) -> list[str]:
+    """Of its graph, in the order of levels."""
+    return ["features", *(f"features.{level}" for level in range(1, tower.levels))]
