@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shaderlm.bench.images import ImageTrial, run
+from shaderlm.bench.synthetic import load_synthetic, tower_of
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
+from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.tower import NumpyTower
 
 from .command_line import shaderlm
@@ -77,6 +82,43 @@ def test_what_is_refused(options: tuple[str, ...], words: str, tmp_path: Path) -
     done = shaderlm("bench", "-m", write_tiny_llama(tmp_path / "tiny.gguf"), "--device", "numpy", *options)
     assert done.code != 0
     assert words in done.err.replace("\n", " ")
+
+
+_SMALL = {"embedding_length": 64, "feed_forward_length": 80, "attention.head_count": 2, "projection_dim": 256}
+
+
+@pytest.mark.parametrize("where", ["numpy", pytest.param("device", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("name", "tokens"), [("qwen3-vl-4b", 70), ("gemma-3-4b", 4)])
+def test_synthetic_models_that_see(
+    name: str, tokens: int, where: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Random weights in both parts; as many tokens as the family has of such a picture."""
+    shape = SYNTHETIC[name]
+    tower = {**shape.tower, **_SMALL, "block_count": 2}
+    tower |= {"is_deepstack_layers": [True, False]} if "is_deepstack_layers" in tower else {"image_size": 112}
+    small = replace(shape, layers=4, hidden=256, Hq=2, Hkv=1, ffn=512, vocab=400, context=512, tower=tower)
+    monkeypatch.setitem(SYNTHETIC, "small", small)
+    device = where if where == "numpy" else request.getfixturevalue(where)
+    with load_synthetic("synthetic:small:f16", device) as model:
+        *_, samples = run(model, ImageTrial(200, 150), 1, warmup=False)
+        assert samples[0].tokens == tokens
+        assert model.vision is not None
+        layout = model.vision.processor.layout(200, 150)
+        features = np.asarray(model.vision.runner.encode(np.zeros((150, 200, 3), np.uint8), layout))
+        assert features.shape == (tokens, 256 * model.vision.runner.tower.levels)
+        assert np.isfinite(features).all()
+        assert features.std() > 0
+
+
+def test_the_shapes_of_models_that_see() -> None:
+    """Millions of weights of the towers, with what projects features, and tokens of a picture."""
+    sizes = {}
+    for name in ("qwen3-vl-4b", "gemma-3-4b"):
+        tower = tower_of(SYNTHETIC[name])
+        assert tower is not None
+        weights = sum(math.prod(shape) for shape in tower.wanted().values())
+        sizes[name] = round(weights / 1e6), tower.processor.layout(1024, 1024).tokens
+    assert sizes == {"qwen3-vl-4b": (415, 1024), "gemma-3-4b": (420, 256)}
 
 
 def test_a_picture_that_the_model_does_not_take(vision_oracles: dict[str, VisionOracle]) -> None:

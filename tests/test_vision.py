@@ -18,6 +18,8 @@ from shaderlm.errors import InputError
 from shaderlm.formats.hf.towers import open_folder_tower
 from shaderlm.formats.vision_files import VisionFile, open_mmproj
 from shaderlm.models.vision import Tower, read_tower
+from shaderlm.runtime import gpu_tower
+from shaderlm.runtime.device_features import DeviceFeatures
 from shaderlm.runtime.tower import NumpyTower, TowerSource
 from shaderlm.vision import open_picture
 
@@ -204,8 +206,10 @@ def test_packed_weights(name: str, vision_oracles: dict[str, VisionOracle]) -> N
 
 
 @pytest.mark.parametrize(("name", "source"), SOURCES)
-def test_on_a_device(name: str, source: str, vision_oracles: dict[str, VisionOracle], device: Any) -> None:
-    """Greedy ids, alone and together with text; features are those of NumPy."""
+def test_on_a_device(
+    name: str, source: str, vision_oracles: dict[str, VisionOracle], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy ids, alone and together with text; features are those of NumPy, on the device and on the host."""
     oracle = vision_oracles[name]
     with _load(oracle, source, device, cache="f32") as model:
         conversations = [_messages(oracle, case) for case in oracle.cases]
@@ -219,7 +223,13 @@ def test_on_a_device(name: str, source: str, vision_oracles: dict[str, VisionOra
         for number, case in enumerate(oracle.cases[:4]):
             (picture,) = (open_picture(path) for path in oracle.pictures(case))
             layout = model.vision.processor.layout(picture.width, picture.height)
-            made = model.vision.runner.encode(picture.pixels, layout)
+            monkeypatch.setattr(gpu_tower, "DEVICE_BYTES", 0 if number == 1 else 1 << 30)
+            features = model.vision.runner.encode(picture.pixels, layout)
+            assert isinstance(features, np.ndarray if number == 1 else DeviceFeatures)
+            assert (
+                features.nbytes == 4 * layout.tokens * model.vision.runner.tower.out * model.vision.runner.tower.levels
+            )
+            made = np.asarray(features)
             wide = oracle.arrays[f"features-{number}"]
             assert np.abs(made[:, : wide.shape[1]] - wide).max() < 2e-3
 

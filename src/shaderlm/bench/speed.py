@@ -18,6 +18,7 @@ import numpy as np
 from ..engine.language_model import LanguageModel
 from ..engine.request import Request
 from ..engine.sampling import SamplingParams
+from ..engine.vision import placeholder_ids
 from ..errors import InputError
 from ..runtime.runner import MAX_OUTPUTS, Runner
 from ..text import Tokenizer
@@ -104,7 +105,8 @@ def warm_up(runner: Runner, once: Callable[[], int]) -> None:
 
 def _random(generator: np.random.Generator, model: LanguageModel, count: int) -> list[int]:
     ids: list[int] = generator.integers(0, model.config.vocabulary, count).tolist()
-    return ids
+    places = placeholder_ids(model.tokenizer)
+    return [0 if token in places else token for token in ids] if places else ids
 
 
 def _cache(model: LanguageModel, *prefixes: list[int]) -> None:

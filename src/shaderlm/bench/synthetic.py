@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,15 +23,18 @@ from ..engine.cpu import cpu_runner, packs_weights
 from ..engine.draft_settings import DRAFT_TOKENS, check_draft
 from ..engine.loading import Progress, backend_of, check_context, check_precision, choose_device, use_drafts
 from ..engine.report import LoadReport
+from ..engine.vision import Vision
 from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
 from ..gpu import Array, Backend, Device
 from ..models.architecture import Architecture
-from ..models.config import Config
+from ..models.config import Config, Shapes
 from ..models.shapes import SYNTHETIC, ModelShape
 from ..models.supported import architecture
+from ..models.vision import Tower, described_tower, read_tower
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
+from ..runtime.tower import NumpyTower, TowerRunner
 from ..text import Tokenizer, Vocabulary
 from ..text.tokenizer import byte_alphabet
 from ..text.vocabulary import CONTROL, NORMAL
@@ -120,6 +123,9 @@ def load_synthetic(
     if context is not None:
         check_context(context, config.context)
         config = replace(config, context=context)
+    tower = tower_of(shape)
+    if tower is not None:
+        config = replace(config, images=tower.image_rows)
     target = choose_device(device, backend)
     moved = (lambda done, total: progress("making weights", done, total)) if progress else None
     runner: GpuRunner | NumpyRunner
@@ -145,22 +151,45 @@ def load_synthetic(
         seconds=time.perf_counter() - started,
         **runner.report(),
     )
-    model = LanguageModel(runner, Tokenizer(made_up_vocabulary(runner.config.vocabulary)), report)
+    marks = [] if tower is None else [tower.processor.token]
+    model = LanguageModel(runner, Tokenizer(made_up_vocabulary(runner.config.vocabulary, marks)), report)
+    if tower is not None:
+        model.use_vision(Vision(_tower_runner(tower, target, precision), model.tokenizer))
     use_drafts(model, draft, draft_tokens)
     return model
 
 
-def made_up_vocabulary(size: int) -> Vocabulary:
-    """One token for each byte, so that all text can be read; then words with a space before them; the last one is EOS.
+def tower_of(shape: ModelShape) -> Tower | None:
+    """What reads images in a model of this shape, as an mmproj file with matrices in f16 would give it."""
+    if not shape.tower:
+        return None
+    metadata = {"clip.projector_type": shape.tower["projector_type"]}
+    metadata |= {f"clip.vision.{key}": value for key, value in shape.tower.items()}
+    shapes = described_tower(metadata, {}, {}).wanted()
+    return read_tower(metadata, shapes, {name: "f16" if len(size) > 1 else "f32" for name, size in shapes.items()})
+
+
+def _tower_runner(tower: Tower, target: Device | None, precision: str) -> TowerRunner:
+    source = RandomWeights(replace(tower, shapes=tower.padded()))
+    if target is None:
+        return NumpyTower(replace(tower, formats={}), source)
+    from ..runtime.gpu_tower import GpuTower
+
+    return GpuTower(tower, source, target, precision=precision)
+
+
+def made_up_vocabulary(size: int, marks: Sequence[str] = ()) -> Vocabulary:
+    """One token for each byte, so that all text can be read; words with a space before them; marks; the last is EOS.
 
     Words have the length of usual tokens. Grammars have as many tokens to choose from as with a real vocabulary.
     """
-    tokens = [*byte_alphabet(), *(f"Ġ{_word(i)}" for i in range(size))][: size - 1]
+    words = [*byte_alphabet(), *(f"Ġ{_word(i)}" for i in range(size))]
+    tokens = [*words[: size - 1 - len(marks)], *marks]
     return Vocabulary(
         kind="bpe",
         pre="gpt-2",
         tokens=[*tokens, "<|endoftext|>"],
-        types=[NORMAL] * len(tokens) + [CONTROL],
+        types=[NORMAL] * (len(tokens) - len(marks)) + [CONTROL] * (1 + len(marks)),
         scores=[],
         merges=[],
         bos=None,
@@ -191,13 +220,22 @@ def tensor_bytes(config: Config) -> int:
     return total
 
 
+class _HasShapes(Protocol):
+    """A config, or a tower."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of its tensors."""
+        ...
+
+
 class RandomWeights:
     """A source of weights: rows cut from pools of random blocks with small scales. The same rows again and again."""
 
     repeats = True
 
-    def __init__(self, config: Config) -> None:
-        self._shapes = config.shapes
+    def __init__(self, sizes: _HasShapes) -> None:
+        self._shapes = sizes.shapes
 
     def rows(self, name: str, kind: str, first: int, end: int) -> Array:
         """Rows in a device's format; those of experts lie one below the other."""

@@ -86,6 +86,7 @@ def _checkpoints(
     models: Sequence[str], devices: Sequence[str], backend: Backend, ignore_keys: Sequence[str], opened: ExitStack
 ) -> dict[str | None, Checkpoint]:
     """Of all models, open as long as `opened`. One that does not read images is an error before weights are loaded."""
+    from ..bench.synthetic import parse
     from ..engine.tower_files import find_tower
     from ..errors import InputError
 
@@ -95,7 +96,7 @@ def _checkpoints(
     for model in models or (None,):
         _, config, checkpoint = open_described(model, ignore_keys)
         if checkpoint is None:
-            sees = config.images is not None
+            sees = bool(parse(str(model))[0].tower)
         else:
             checkpoints[model] = opened.enter_context(checkpoint)
             eyes = find_tower(checkpoint, config, None, None, on_device=False)

@@ -12,7 +12,7 @@ from ..errors import InputError, ModelError
 from ..formats.checkpoint import Checkpoint
 from ..formats.hf.towers import open_folder_tower
 from ..formats.vision_files import VisionFile, open_mmproj
-from ..models.config import Config, ImageRows
+from ..models.config import Config
 from ..models.vision import Tower, read_tower
 from ..runtime.tower import NumpyTower, TowerRunner, TowerSource
 from ..runtime.weights import Progress
@@ -30,7 +30,6 @@ class TowerFile:
 
     file: VisionFile
     tower: Tower
-    image_rows: ImageRows
 
     def load(self, device: Device | None, precision: str, progress: Progress | None) -> TowerRunner:
         """With its weights, where the model runs."""
@@ -101,7 +100,7 @@ def _fitting(opened: VisionFile, config: Config, image_tokens: tuple[int, int] |
             raise ModelError(f"{opened.path}: it does not fit the text model, whose positions have one axis")
         if tower.levels > config.layers or config.recurrent:
             raise ModelError(f"{opened.path}: it does not fit the layers of the text model")
-        return TowerFile(opened, tower, ImageRows(tower.levels, tower.family.sees_itself, tower.family.several_axes))
+        return TowerFile(opened, tower)
     except BaseException:
         opened.close()
         raise

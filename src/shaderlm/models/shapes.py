@@ -41,6 +41,7 @@ class ModelShape:
     biases: tuple[str, ...] = ()  # of which matrices of every layer
     vectors: Mapping[str, int] = field(default_factory=dict, hash=False)  # tensors that not every such file has
     layer_vectors: Mapping[str, int] = field(default_factory=dict, hash=False)  # the same, in every layer
+    tower: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of an mmproj file, after clip.vision
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -171,6 +172,31 @@ _GEMMA4: dict[str, Any] = {
     "embedding_length_per_layer_input": 256,
     "final_logit_softcapping": 30.0,
 }
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "attention.layer_norm_epsilon": 1e-6}
+_QWEN3_VL_TOWER: dict[str, Any] = {
+    "projector_type": "qwen3vl_merger",
+    "embedding_length": 1024,
+    "feed_forward_length": 4096,
+    "block_count": 24,
+    "attention.head_count": 16,
+    "patch_size": 16,
+    "image_size": 768,
+    "spatial_merge_size": 2,
+    "is_deepstack_layers": [i in (5, 11, 17) for i in range(24)],
+    "projection_dim": 2560,
+    **_HALF,
+}
+_GEMMA3_TOWER: dict[str, Any] = {
+    "projector_type": "gemma3",
+    "embedding_length": 1152,
+    "feed_forward_length": 4304,
+    "block_count": 27,
+    "attention.head_count": 16,
+    "patch_size": 14,
+    "image_size": 896,
+    "projection_dim": 2560,
+    **_HALF,
+}
 # Shapes of synthetic models, which have random weights.
 SYNTHETIC = MODELS | {
     shape.name: shape
@@ -185,6 +211,28 @@ SYNTHETIC = MODELS | {
             eps=1e-6,
             theta=1e6,
             further={"attention.sliding_window": 512},
+        ),
+        # Of the size of Gemma 3 4B and Qwen3-VL-4B, with what reads images.
+        ModelShape(
+            "gemma-3-4b",
+            *(34, 2560, 8, 4, 256, 10240, 262208),
+            tied=True,
+            architecture="gemma3",
+            eps=1e-6,
+            theta=1e6,
+            further={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+            tower=_GEMMA3_TOWER,
+        ),
+        ModelShape(
+            "qwen3-vl-4b",
+            *(36, 2560, 32, 8, 128, 9728, 151936),
+            tied=True,
+            architecture="qwen3vl",
+            context=262_144,
+            eps=1e-6,
+            theta=5e6,
+            further={"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+            tower=_QWEN3_VL_TOWER,
         ),
         ModelShape(
             "gemma-4-4b",

@@ -7,6 +7,15 @@ them attend to each other.
 from .families import FAMILIES, Family
 from .pixels import patches_graph, patches_inputs
 from .places import tower_inputs
-from .tower import Tower, read_tower
+from .tower import Tower, described_tower, read_tower
 
-__all__ = ["FAMILIES", "Family", "Tower", "patches_graph", "patches_inputs", "read_tower", "tower_inputs"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Tower",
+    "described_tower",
+    "patches_graph",
+    "patches_inputs",
+    "read_tower",
+    "tower_inputs",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..config import Shapes
+from ..config import ImageRows, Shapes
 from .families import Family
 
 _BLOCK = 32
@@ -36,6 +36,11 @@ class Sizes:
     def levels(self) -> int:
         """Features of a token: those after the last layer, and those of earlier ones."""
         return 1 + len(self.deepstack)
+
+    @property
+    def image_rows(self) -> ImageRows:
+        """What the text model does with rows of images."""
+        return ImageRows(self.levels, self.family.sees_itself, self.family.several_axes)
 
     @property
     def head(self) -> int:

@@ -37,6 +37,10 @@ class Tower(Sizes):
         halves = {name for name, shape in self.padded().items() if len(shape) > 1 and self.formats.get(name) == "f16"}
         return sum((2 if name in halves else 4) * size for name, size in sizes.items())
 
+    def wanted(self) -> Shapes:
+        """The tensors that a file must have."""
+        return tower_graph(self, self.merge**2)[1].wanted
+
     def padded(self) -> dict[str, tuple[int, ...]]:
         """The shapes of tensors as the graph reads them: matrices of whole blocks, zeros where the file has none."""
         return tower_graph(self, self.merge**2)[1].padded
@@ -57,6 +61,22 @@ def read_tower(
     image_tokens: tuple[int, int] | None = None,
 ) -> Tower:
     """The tower of a file. image_tokens: the least and the most of a picture, where its size decides."""
+    tower = described_tower(metadata, shapes, formats, image_tokens)
+    wanted = tower.wanted()
+    for name, shape in wanted.items():
+        expect(shapes, name, shape)
+    if unread := [name for name in shapes if name not in wanted]:
+        raise ModelError(f"the tower has {len(unread)} tensors that are not read, such as {unread[0]}")
+    return tower
+
+
+def described_tower(
+    metadata: Mapping[str, Any],
+    shapes: Shapes,
+    formats: Mapping[str, str],
+    image_tokens: tuple[int, int] | None = None,
+) -> Tower:
+    """The tower that metadata describe, whether its tensors are there or not."""
     family = FAMILIES[projector(metadata)]
     keys = Keys(metadata)
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
@@ -91,11 +111,6 @@ def read_tower(
     )
     if not family.rope and (image // patch) % merge:
         raise ModelError(f"{PREFIX}image_size is {image}: not a multiple of {merge} patches of {patch}")
-    wanted = tower_graph(tower, merge * merge)[1].wanted
-    for name, shape in wanted.items():
-        expect(shapes, name, shape)
-    if unread := [name for name in shapes if name not in wanted]:
-        raise ModelError(f"the tower has {len(unread)} tensors that are not read, such as {unread[0]}")
     return tower
 
 
