@@ -226,9 +226,7 @@ def test_on_a_device(
             monkeypatch.setattr(gpu_tower, "DEVICE_BYTES", 0 if number == 1 else 1 << 30)
             features = model.vision.runner.encode(picture.pixels, layout)
             assert isinstance(features, np.ndarray if number == 1 else DeviceFeatures)
-            assert (
-                features.nbytes == 4 * layout.tokens * model.vision.runner.tower.out * model.vision.runner.tower.levels
-            )
+            assert len(features) == layout.tokens
             made = np.asarray(features)
             wide = oracle.arrays[f"features-{number}"]
             assert np.abs(made[:, : wide.shape[1]] - wide).max() < 2e-3
