@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_files, complete_models
+from .image_options import vision_options
 from .loading import Progress, progress_bar
 from .models import is_synthetic
 from .options import context_option, ignore_key_option, quantize_option
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 @context_option
 @ignore_key_option
 @quantize_option
+@vision_options
 @click.option("--chat-template-file", type=click.Path(exists=True, dir_okay=False), help="Another Jinja template.")
 @click.option("--force", is_flag=True, help="Replace an export that is in DIR. A folder with other files stays.")
 def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
     """Write a model as static files that browsers run.
 
     MODEL is what `generate` takes, or synthetic:SHAPE:FORMAT, as for `bench`. DIR is a new or an empty folder. It gets
-    the plans for several kinds of GPUs, the weights as the GPU reads them, the tokenizer, and a page.
+    the plans for several kinds of GPUs, the weights as the GPU reads them, the tokenizer, and a page. A model that sees
+    is exported with the part that reads images.
     """
     from ..gpu.caps import size
     from ..web.export import check_folder, export
@@ -42,6 +45,8 @@ def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
     written = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     about = document["model"]
     print(f"{folder}: {about['name']}, {size(written)}, {about['context']:,} tokens of context")
+    if document["vision"] is not None:
+        print("it reads images")
     print(f"variants: {', '.join(each['name'] for each in document['variants'])}")
 
 
@@ -53,6 +58,9 @@ def _opened(
     quantize: str | None,
     ignore_keys: Sequence[str],
     chat_template_file: str | None,
+    mmproj: str | None,
+    no_vision: bool,
+    image_tokens: tuple[int, int] | None,
 ) -> Iterator[WebModel]:
     from ..errors import InputError
     from ..web import model as web
@@ -60,11 +68,12 @@ def _opened(
     if not is_synthetic(model):
         template = None if chat_template_file is None else read_text(chat_template_file)
         options: dict[str, Any] = {"quantize": quantize, "ignore_keys": ignore_keys, "chat_template": template}
+        options |= {"vision": not no_vision, "mmproj": mmproj, "image_tokens": image_tokens}
         with web.opened(model, context=context, progress=progress, **options) as web_model:
             yield web_model
         return
-    if quantize is not None or ignore_keys or chat_template_file is not None:
-        options_of_files = "--quantize, --ignore-key and --chat-template-file"
+    if quantize is not None or ignore_keys or chat_template_file is not None or mmproj is not None or image_tokens:
+        options_of_files = "--quantize, --ignore-key, --chat-template-file, --mmproj and --image-tokens"
         raise InputError(f"a synthetic model has no file: leave out {options_of_files}")
     yield _synthetic(model, context)
 

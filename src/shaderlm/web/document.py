@@ -10,12 +10,13 @@ from typing import Any
 
 from ..compile.plan import NONE, BufferSpec, Plan
 from ..gpu.lanes import probe_sources
-from ..graph.batch import PAGE, RUN_ROWS, last_key
+from ..graph.batch import IMAGE_WORDS, PAGE, RUN_ROWS, last_key
 from ..graph.reference import rope_frequencies
 from ..graph.sampling import BIAS
 from ..models.config import Config
 from ..runtime.pages import pages_for, table_stride
 from ..runtime.runner import FIRST_PAGES
+from ..runtime.sizes import weights_of
 from .plans import DeviceVariant
 from .variants import FEATURES, LANGUAGE, LIMITS
 
@@ -42,8 +43,9 @@ class Shaders:
 
     def used_by(self, entries: Iterable[dict[str, Any]], probes: Iterable[list[Any]]) -> dict[str, dict[str, Any]]:
         """Those of some variants and of probes: a variant may have been left out."""
-        rows = [row for each in entries for part in (*each["bodies"], *each["heads"]) for row in part["dispatches"]]
-        names = {row[0] for row in (*rows, *probes)}
+        rows = [row for each in entries for part in programs(each) for row in part["dispatches"]]
+        pixels = [row for each in entries for row in each.get("pixels", {}).values()]
+        names = {row[0] for row in (*rows, *pixels, *probes)}
         return {name: about for name, about in self.listed.items() if name in names}
 
 
@@ -60,6 +62,7 @@ def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> d
         {
             "rows": step.tokens,
             "keys": min(config.context, last_key(step.context, config.head_width)),
+            **({"images": True} if step.images else {}),
             "dispatches": _dispatches(plan, buffers, shaders),
         }
         for step, plan in variant.bodies.items()
@@ -68,7 +71,8 @@ def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> d
         {"rows": head.tokens, "kind": head.kind, "dispatches": _dispatches(plan, buffers, shaders)}
         for head, plan in variant.heads.items()
     ]
-    used = {row[0] for each in (*bodies, *heads) for row in each["dispatches"]}
+    vision = _vision(variant, buffers, shaders)
+    used = {row[0] for each in (*bodies, *heads, *vision.get("towers", ())) for row in each["dispatches"]}
     entry: dict[str, Any] = {
         "name": variant.caps.name,
         "software": variant.caps.software,
@@ -88,7 +92,31 @@ def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> d
         "buffers": buffers.listed,
         "bodies": bodies,
         "heads": heads,
+        **vision,
     }
+
+
+def programs(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everything of a variant that has dispatches."""
+    return [*entry["bodies"], *entry["heads"], *entry.get("towers", ())]
+
+
+def _vision(variant: DeviceVariant, buffers: _Buffers, shaders: Shaders) -> dict[str, Any]:
+    """Plans of a tower, and the shaders from pixels to patches, with their threads."""
+    if variant.vision is None:
+        return {}
+    towers = []
+    for count, plan in variant.vision.tower.items():
+        own = _TowerBuffers(buffers)
+        dispatches = _dispatches(plan, own, shaders)
+        towers.append({"patches": count, "buffers": own.listed, "dispatches": dispatches})
+    launches = {launch.op: launch for launch in variant.vision.pixels.launches}
+    pixels = {
+        op: [shaders.add(launch.step.source, tuple(slot.access for slot in launch.step.slots)), launch.workgroup_size]
+        for op, launch in launches.items()
+        if op in ("resize", "patches")
+    }
+    return {"pixels": pixels, "towers": towers}
 
 
 def table_first(config: Config) -> int:
@@ -122,7 +150,7 @@ def _limits(variant: DeviceVariant, buffers: _Buffers) -> dict[str, int]:
     return {name: values[cap] for cap, names in LIMITS.items() for name in names}
 
 
-def _dispatches(plan: Plan, buffers: _Buffers, shaders: Shaders) -> list[list[Any]]:
+def _dispatches(plan: Plan, buffers: _Buffers | _TowerBuffers, shaders: Shaders) -> list[list[Any]]:
     dispatches = []
     for launch in plan.launches:
         slots = launch.step.slots
@@ -146,9 +174,12 @@ class _Buffers:
             "tokens": 16,
             "page_table": 4 * (table_first(config) + max(FIRST_PAGES, pages_for(config.context))),
             "biases": BIAS.itemsize * MAX_BIASES,
+            **_image_sizes(config, rows),
         }
         roles: dict[str, tuple[str, int]] = {}
-        for plan in variant.plans:
+        if variant.vision is not None:
+            roles |= {name: ("weight", spec.nbytes) for name, spec in weights_of(variant.vision.tower.values()).items()}
+        for plan in variant.steps:
             for name, spec in plan.buffers.items():
                 if spec.role == "params":
                     continue
@@ -162,9 +193,12 @@ class _Buffers:
         per_position = [nbytes for _, role, nbytes in self.listed if role in ("state", "table")]
         most = max(nbytes for _, _, nbytes in self.listed)
         self.largest = max(most, max(per_position) * max(FIRST_PAGES * PAGE, config.context))
+        self.largest = max([self.largest, *(plan.needs.limits["max_binding"] for plan in variant.plans)])
 
     def _role(self, name: str, spec: BufferSpec) -> str:
         """What a head keeps from step to step has one size: a runner makes it and fills it like an input."""
+        if name == "features":
+            return "input"
         return "input" if spec.role == "state" and name not in self.states else spec.role
 
     def number(self, name: str, spec: BufferSpec) -> int:
@@ -176,6 +210,33 @@ class _Buffers:
             self._numbers[words] = len(self.listed)
             self.listed.append([f"params.{len(self.listed)}", "params", list(words)])
         return self._numbers[words]
+
+
+class _TowerBuffers:
+    """Those of a tower's plan: its weights are the variant's, and its own have the numbers after all of these."""
+
+    def __init__(self, buffers: _Buffers) -> None:
+        self._shared, self._first = buffers, len(buffers.listed)
+        self.listed: list[list[Any]] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, name: str, spec: BufferSpec) -> int:
+        """The number of a buffer."""
+        if spec.role == "weight":
+            return self._shared.number(name, spec)
+        key: Any = spec.words if spec.role == "params" else name
+        if key not in self._numbers:
+            self._numbers[key] = self._first + len(self.listed)
+            content: Any = list(spec.words) if spec.role == "params" else spec.nbytes
+            self.listed.append([name, spec.role, content])
+        return self._numbers[key]
+
+
+def _image_sizes(config: Config, rows: int) -> dict[str, int]:
+    """Bytes of what steps read of images."""
+    if config.images is None:
+        return {}
+    return {"image_rows": 4 * IMAGE_WORDS * rows, "features": 4 * rows * config.images.levels * config.hidden}
 
 
 def tables(variants: Iterable[DeviceVariant], config: Config, factors: Mapping[str, Any]) -> dict[str, Any]:

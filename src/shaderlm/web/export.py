@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +23,7 @@ from .model import Progress, WebModel
 from .plans import variants, web_config
 from .template import compile_template
 from .text import text_entry, tokenizer_json
+from .vision import vision_entry
 from .weights import layout, write_weights
 
 PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.json", "sw.js"
@@ -36,7 +37,8 @@ def export(model: WebModel, folder: Path, *, force: bool = False, progress: Prog
     check_folder(folder, force)  # before plans are made, which takes seconds
     config = web_config(model.config)
     texts = _texts(model)  # before anything is written: they may be refused
-    devices, weights = variants(model.architecture, config)
+    eyes = vision_entry(model.tower, model.tokenizer) if model.tower and model.tokenizer else None
+    devices, weights = variants(model.architecture, config, model.tower)
     places, total = layout(weights)
     with new_folder(folder, _known_names(), PLAN, total + _ROOM, force) as partial:
         write_progress = (lambda done, of: progress("writing weights", done, of)) if progress else None
@@ -54,6 +56,7 @@ def export(model: WebModel, folder: Path, *, force: bool = False, progress: Prog
             "generator": f"shaderlm {__version__}",
             "model": _about(model, config, total),
             "text": _text(model, texts),
+            "vision": eyes,
             "files": _hashed(paths, progress),
             "weights": {name: list(place) for name, place in places.items()},
             "tables": tables(devices, config, rope_factors(config, model.source)),
@@ -99,12 +102,16 @@ def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]
     return {
         "name": model.name,
         "architecture": config.architecture,
-        "parameters": sum(math.prod(shape) for shape in config.shapes.values()),
+        "parameters": sum(math.prod(shape) for shape in (*config.shapes.values(), *_tower_shapes(model))),
         "context": config.context,
         "vocabulary": config.vocabulary,
         "weight_bytes": weight_bytes,
         "types": {name.upper(): count for name, count in model.types.items()},
     }
+
+
+def _tower_shapes(model: WebModel) -> Iterable[tuple[int, ...]]:
+    return model.tower.shapes.values() if model.tower else ()
 
 
 def _texts(model: WebModel) -> Mapping[str, bytes]:

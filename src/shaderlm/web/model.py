@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..engine.loading import FileSource, config_of_file, quantized
+from ..engine.tower_files import TowerFile, find_tower
 from ..formats.find import find, shown_name
 from ..formats.opening import open_checkpoint
 from ..formats.quantize import check_kind
 from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of
 from ..models.config import Config
+from ..models.vision import Tower, projector
+from ..runtime.tower import TowerSource
 from ..runtime.weights import Source
 from ..text import Tokenizer, Vocabulary
+from .vision import exportable
 
 Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in total
 
@@ -24,7 +33,7 @@ Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in
 class WebModel:
     """`types`: how many tensors of the checkpoint have which format. A model without a tokenizer reads token ids.
 
-    `chat_template`: what the file has, whatever that is, or another one.
+    `chat_template`: what the file has, whatever that is, or another one. `tower`: what reads images.
     """
 
     name: str
@@ -34,6 +43,28 @@ class WebModel:
     tokenizer: Tokenizer | None
     types: dict[str, int]
     chat_template: object = None
+    tower: Tower | None = None
+
+
+class _BothSources:
+    """The weights of a text model and of its tower."""
+
+    repeats = False
+
+    def __init__(self, text: Source, tower: Source, names: Collection[str]) -> None:
+        """names: of tensors of the tower."""
+        self._text, self._tower, self._names = text, tower, frozenset(names)
+
+    def _of(self, name: str) -> Source:
+        return self._tower if name in self._names else self._text
+
+    def rows(self, name: str, kind: str, first: int, end: int) -> NDArray[Any]:
+        """Rows of one tensor in a device's format."""
+        return self._of(name).rows(name, kind, first, end)
+
+    def vector(self, name: str) -> NDArray[Any]:
+        """A one-dimensional tensor in f32."""
+        return np.asarray(self._of(name).vector(name))
 
 
 @contextmanager
@@ -44,6 +75,9 @@ def opened(
     quantize: str | None = None,
     ignore_keys: Collection[str] = (),
     chat_template: str | None = None,
+    vision: bool = True,
+    mmproj: str | os.PathLike[str] | None = None,
+    image_tokens: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[WebModel]:
     """The model of a file or a folder, as `load` names it, with its file open; arguments as for `load`.
@@ -63,4 +97,14 @@ def opened(
         tokenizer = Tokenizer(vocabulary) if vocabulary.kind != "none" else None
         types = Counter(info.kind for info in file.tensors.values())
         template = vocabulary.chat_template if chat_template is None else chat_template
-        yield WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()), template)
+        eyes = find_tower(file, config, mmproj, image_tokens, on_device=True) if vision and tokenizer else None
+        found = WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()), template)
+        with nullcontext() if eyes is None else closing(eyes.file):
+            yield found if eyes is None else _seeing(found, eyes)
+
+
+def _seeing(model: WebModel, eyes: TowerFile) -> WebModel:
+    """With a tower."""
+    tower = exportable(eyes.tower, projector(eyes.file.metadata), model.config)
+    source = _BothSources(model.source, TowerSource(eyes.file, tower), tower.padded())
+    return replace(model, config=replace(model.config, images=eyes.image_rows), source=source, tower=tower)

@@ -13,11 +13,14 @@ from ..gpu.caps import DeviceCaps
 from ..graph.batch import CONTEXTS, RUN_ROWS, last_key
 from ..graph.fuse import fuse
 from ..models.architecture import Architecture
-from ..models.config import Config, StepSpec
+from ..models.config import Config, ImageRows, StepSpec
+from ..models.vision import Tower
 from ..runtime.sizes import cache_format, max_context, max_tokens, weights_of
 from .variants import PORTABLE, VARIANTS
+from .vision import TowerPlans, tower_plans
 
 ROWS = (1, 8, 32, 64, 128, 512)  # of bodies: decoding, and chunks of prompts; a question in a template has 33 to 64
+IMAGE_ROWS = (8, 64, 512)  # of bodies for chunks with rows of images, or after some
 KINDS = ("greedy", "sample", "adjusted")  # of heads
 
 
@@ -28,11 +31,17 @@ class DeviceVariant:
     caps: DeviceCaps
     bodies: Mapping[StepSpec, Plan]
     heads: Mapping[Head, Plan]
+    vision: TowerPlans | None = None
+
+    @property
+    def steps(self) -> list[Plan]:
+        """Those of steps."""
+        return [*self.bodies.values(), *self.heads.values()]
 
     @property
     def plans(self) -> list[Plan]:
         """All of them."""
-        return [*self.bodies.values(), *self.heads.values()]
+        return [*self.steps, *([self.vision.pixels, *self.vision.tower.values()] if self.vision else [])]
 
     @property
     def features(self) -> set[str]:
@@ -49,12 +58,14 @@ def web_config(config: Config) -> Config:
     return replace(config, context=min(config.context, max_context(config, PORTABLE, cache_format(PORTABLE))))
 
 
-def variants(kind: Architecture, config: Config) -> tuple[list[DeviceVariant], dict[str, BufferSpec]]:
+def variants(
+    kind: Architecture, config: Config, tower: Tower | None = None
+) -> tuple[list[DeviceVariant], dict[str, BufferSpec]]:
     """The plans of all variants, and the weight buffers that all of them bind."""
     all_variants = []
     for caps in VARIANTS:
         try:
-            all_variants.append(_variant(kind, config, caps))
+            all_variants.append(_variant(kind, config, caps, tower))
         except (ModelError, RouteError) as problem:
             raise ModelError(f"this model cannot run in a browser, variant {caps.name}: {problem}") from problem
     return all_variants, _shared_weights(all_variants)
@@ -74,7 +85,7 @@ def _shared_weights(variants: Sequence[DeviceVariant]) -> dict[str, BufferSpec]:
     return shared
 
 
-def _variant(kind: Architecture, config: Config, caps: DeviceCaps) -> DeviceVariant:
+def _variant(kind: Architecture, config: Config, caps: DeviceCaps, tower: Tower | None) -> DeviceVariant:
     lowering = Lowering(caps, "fast")
     most = max_tokens(config, caps)
     bodies, heads = {}, {}
@@ -86,7 +97,7 @@ def _variant(kind: Architecture, config: Config, caps: DeviceCaps) -> DeviceVari
         for name in KINDS:
             head = Head(1, rows, name, paged=rows > 1)
             heads[head] = head_plan(lowering, graph, rejected, head, config)
-    return DeviceVariant(caps, bodies, heads)
+    return DeviceVariant(caps, bodies, heads, tower_plans(tower, lowering) if tower else None)
 
 
 def _steps(config: Config, caps: DeviceCaps, most: int) -> Iterator[StepSpec]:
@@ -96,6 +107,21 @@ def _steps(config: Config, caps: DeviceCaps, most: int) -> Iterator[StepSpec]:
         for context in contexts(config):
             yield StepSpec(rows, context, cache, paged=rows > 1)
             # The kernels of runs read any number of keys in every class. Fewer rows than a run may be in its bucket.
+            if caps.subgroups and rows > RUN_ROWS:
+                break
+    if config.images is not None:
+        yield from _image_steps(config, caps, most, config.images)
+
+
+def _image_steps(config: Config, caps: DeviceCaps, most: int, images: ImageRows) -> Iterator[StepSpec]:
+    """With records of images: of prompts, and where positions follow some, of decoding."""
+    cache, classes = cache_format(caps), contexts(config)
+    if images.axes:
+        yield from (StepSpec(1, context, cache, decode=True, images=True) for context in classes)
+    for rows in sorted({min(rows, most) for rows in IMAGE_ROWS}):
+        # Rows that see all of an image have one kernel, for any number of keys.
+        for context in classes[-1:] if images.sees_itself else classes:
+            yield StepSpec(rows, context, cache, paged=True, images=True)
             if caps.subgroups and rows > RUN_ROWS:
                 break
 

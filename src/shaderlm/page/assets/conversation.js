@@ -155,6 +155,7 @@ function progressText(progress) {
   if (progress?.stage === "load") return "Waiting for the model…";
   if (!progress || progress.done >= progress.total) return "Waiting for the first token…";
   const { stage, done, total } = progress;
+  if (stage === "pictures") return `Reading the pictures: ${count(done + 1)} of ${count(total)}…`;
   if (stage === "compile") return `Compiling shaders, once for this visit: ${count(done)} of ${count(total)}…`;
   return `Reading the prompt: ${count(done)} of ${count(total)} tokens…`;
 }

@@ -36,7 +36,7 @@ function showModel(info = null) {
   showInfo([
     ["Model", model.name], ["Architecture", model.architecture],
     ["Parameters", model.parameters && parametersText(model.parameters)], ["Size", sizeText()],
-    ["Context", `${count(model.context)} tokens`], ["Runs on", "this device, in the browser"],
+    ["Context", `${count(model.context)} tokens`], ["Reads", known.sees ? "text and pictures" : "text"], ["Runs on", "this device, in the browser"],
     ["Device", info?.device], ["Variant", info?.variant],
     ["Kept", info && (info.cached === "cache" ? "in this browser, for the next visit" : "in memory only")],
   ]);
@@ -125,6 +125,7 @@ function start() {
 async function look() {
   known = await give("check").done;
   source.model = known.model.name;
+  source.sees = known.sees;
   source.defaults = { ...DEFAULTS, ...OFF, max_tokens: answerLimit(known.model.context) };
   document.title = `${known.model.name} – shaderlm`;
   showDefaults(source.defaults);
@@ -202,6 +203,7 @@ export const source = {
   model: null,
   defaults: null,
   context: null,
+  sees: false,
   isReady: false,
   wasReady: false,
   hasSchemas: false,

@@ -19,8 +19,8 @@ async function readPlan() {
 
 /** What is known before anything large is fetched. */
 async function check() {
-  const { model: about } = await readPlan();
-  const found = { model: about, isCached: await runtime.cached(folder) };
+  const { model: about, vision } = await readPlan();
+  const found = { model: about, sees: Boolean(vision), isCached: await runtime.cached(folder) };
   if (!navigator.gpu) found.missing = "no-webgpu";
   else if (!(await navigator.gpu.requestAdapter())) found.missing = "no-adapter";
   return found;
@@ -32,8 +32,8 @@ async function load({ id }) {
   return { info: model.info };
 }
 
-function count({ messages }) {
-  return { tokens: model.tokenizeChat(messages).length };
+async function count({ messages }) {
+  return { tokens: (await model.tokenizeChat(messages)).length };
 }
 
 async function chat({ id, messages, options }) {

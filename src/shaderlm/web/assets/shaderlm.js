@@ -361,16 +361,20 @@ class Text {
     return this.tokenizer?.decode(ids) ?? "";
   }
 
-  /** The token ids of a conversation. Special tokens in messages are text; those of the template are tokens. */
-  encodeChat(messages, kwargs, parseSpecial) {
-    checkMessages(messages);
+  /**
+   * The token ids of a conversation. Special tokens in messages are text; those of the template are tokens. `expand`
+   * changes what the template gave; with it, a content may have parts.
+   */
+  encodeChat(messages, kwargs, parseSpecial, expand) {
+    checkMessages(messages, expand);
     if (!this.template) {
       throw new ShaderlmError("input", "this model has no chat template; use complete() to continue a text");
     }
     const contents = [...texts(messages)].join("\n");
     const mark = unusedCharacter(contents);
     const present = this.specialTexts.filter((text) => contents.includes(text));
-    if (parseSpecial || !present.length) return this.encode(this.#render(messages, kwargs));
+    const render = (given) => (expand ?? String)(this.#render(given, kwargs));
+    if (parseSpecial || !present.length) return this.encode(render(messages));
     const pattern = new RegExp(present.map((text) => text.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&")).join("|"), "gu");
     const marked = (content) => {
       // Again and again: special tokens may overlap.
@@ -383,7 +387,7 @@ class Text {
       }
       return content;
     };
-    return this.encode(this.#render(mapped(messages, marked), kwargs), { mark });
+    return this.encode(render(mapped(messages, marked)), { mark });
   }
 
   #render(messages, kwargs) {
@@ -417,7 +421,7 @@ function compiled(template) {
   }
 }
 
-function checkMessages(messages) {
+function checkMessages(messages, hasParts) {
   if (!Array.isArray(messages) || !messages.length) {
     throw new ShaderlmError(
       "input",
@@ -431,7 +435,7 @@ function checkMessages(messages) {
         `message ${i} must have a role of system, user, assistant, tool; got ${message?.role}`,
       );
     }
-    if (typeof message.content !== "string") {
+    if (typeof message.content !== "string" && !(hasParts && Array.isArray(message.content))) {
       throw new ShaderlmError(
         "input",
         `message ${i} must have a content that is a string, got ${typeof message.content}`,
@@ -718,7 +722,8 @@ class Runner {
 
   /** Compile what a first question needs, then the rest, one by one. Resolves when the first part is there. */
   async compileFirst(report) {
-    const far = (body) => Math.abs(Math.log2(body.rows) - 6) + body.keys / 1e4; // it takes 30 to 100 tokens in a chat
+    // It takes 30 to 100 tokens in a chat, most often without pictures.
+    const far = (body) => Math.abs(Math.log2(body.rows) - 6) + body.keys / 1e4 + (body.images ? 99 : 0);
     const bodies = this.bodies.toSorted((a, b) => far(a) - far(b));
     const { heads } = this.variant;
     const plain = heads.filter((head) => head.kind !== "adjusted");
@@ -979,31 +984,40 @@ class Runner {
     return tokens;
   }
 
-  /** The program for the next rows of a prompt, of which there are so many, and how many of them it takes. */
-  chunk(position, left) {
-    const rows = Math.min(left, this.maxRows);
+  /**
+   * The program for the next rows of a prompt, of which there are so many, and how many of them it takes. A row of an
+   * image takes one for several rows.
+   */
+  chunk(position, left, images) {
+    const most = Math.min(left, this.maxRows);
+    const rows = images ? images.whole(position, most) : most;
+    const marked = Boolean(images?.marks(position, rows));
     const { run_rows } = this.variant;
     const any = run_rows !== null && rows >= run_rows;
-    const fits = (body) => body.rows >= rows && (any || body.keys >= position + rows);
+    const fits = (body) =>
+      body.rows >= (marked ? Math.max(rows, 2) : rows) &&
+      (any || body.keys >= position + rows) &&
+      Boolean(body.images) === marked;
     const body = this.bodies.find(fits);
     return body ? { body, rows } : { body: this.decodeBody(position), rows: 1 };
   }
 
   /** The programs that run a prompt from a position on, of which there are so many tokens, and the step after it. */
-  programsFor(position, left, kind) {
+  programsFor(position, left, kind, images) {
     const bodies = [];
     const end = position + left;
     while (position < end) {
-      const { body, rows } = this.chunk(position, end - position);
+      const { body, rows } = this.chunk(position, end - position, images);
       if (body !== bodies.at(-1)) bodies.push(body);
       position += rows;
     }
     const heads = [this.head(bodies.at(-1).rows, kind), this.head(1, kind)];
-    return [...bodies, ...heads, this.decodeBody(Math.min(end, this.context - 1))];
+    return [...bodies, ...heads, this.decodeBody(Math.min(end, this.context - 1), images?.shift)];
   }
 
-  decodeBody(position) {
-    return this.bodies.find((body) => body.rows === 1 && body.keys > position);
+  /** shift: of positions after images. */
+  decodeBody(position, shift = 0) {
+    return this.bodies.find((body) => body.rows === 1 && body.keys > position && Boolean(body.images) === (shift !== 0));
   }
 
   head(rows, kind) {
@@ -1057,28 +1071,32 @@ class Sequence {
     this.runner = runner;
     this.ids = []; // whose keys and values are in the cache
     this.position = 0; // of the next row; rows that were submitted ahead may be of no use
+    this.shift = 0; // of positions after the last image
     this.snapshot = 0; // tokens after which the copy of the states stands
     this.flight = []; // read-backs of tokens on their way
   }
 
   /** Run a prompt, as far as it is not in the cache. Its token is the first of `flight`. */
-  async prompt(ids, sampler, signal, report) {
+  async prompt(ids, sampler, signal, report, images) {
     const { runner } = this;
+    const keys = images?.keys ?? ids;
     let position = 0;
-    while (position < Math.min(ids.length - 1, this.ids.length) && ids[position] === this.ids[position]) position++;
+    while (position < Math.min(ids.length - 1, this.ids.length) && keys[position] === this.ids[position]) position++;
+    position = images?.begin(position) ?? position;
     if (runner.snapshots.size) position = this.begin(position);
     const cached = position;
     this.ids.length = this.position = position;
+    this.shift = images?.shift ?? 0;
     sampler.write(runner, ids);
     await runner.reserve(ids.length);
-    const programs = runner.programsFor(position, ids.length - position, sampler.kind);
+    const programs = runner.programsFor(position, ids.length - position, sampler.kind, images);
     const compiled = runner.orFailure(
       runner.compile(programs, (done, total) => report({ stage: "compile", done, total })),
     );
     if (!(await abortedBefore(compiled, signal))) await compiled;
     const before = []; // chunks on their way
     while (position < ids.length && !signal?.aborted) {
-      const { body, rows } = runner.chunk(position, ids.length - position);
+      const { body, rows } = runner.chunk(position, ids.length - position, images);
       const last = position + rows === ids.length;
       const programs = [await runner.bind(body)];
       if (last) programs.push(await runner.bind(runner.head(body.rows, sampler.kind)));
@@ -1086,11 +1104,12 @@ class Sequence {
       if (signal?.aborted) break;
       report({ stage: "prompt", done: position, total: ids.length });
       runner.writeBatch(ids, position, rows, body.rows, last);
+      if (body.images) images.write(runner, position, rows);
       if (last) runner.write("outputs", sampler.record(rows - 1));
       const pending = runner.submit(programs, last, { most: DISPATCHES });
       if (pending) this.flight.push(pending);
       else before.push(runner.queue.onSubmittedWorkDone());
-      this.ids.push(...ids.slice(position, position + rows));
+      this.ids.push(...keys.slice(position, position + rows));
       position += rows;
     }
     this.position = position;
@@ -1115,10 +1134,11 @@ class Sequence {
     const { runner, position } = this;
     if (!this.programs || position >= this.lastKey || position >= runner.capacity) {
       await runner.reserve(position + 1);
-      const body = runner.decodeBody(position);
+      const body = runner.decodeBody(position, this.shift);
       const programs = [await runner.bind(body), await runner.bind(runner.head(1, sampler.kind))];
       if (!this.programs) {
         runner.writeBatch(null, position, 1, 1, true);
+        if (this.shift) runner.write("image_rows", new Int32Array(8).fill(this.shift, 0, 3));
         runner.write("outputs", sampler.record(0));
       }
       [this.programs, this.lastKey] = [programs, body.keys];
@@ -1250,6 +1270,7 @@ class Model {
   #sequence;
   #answer = null;
   #turn = Promise.resolve();
+  #vision = null; // a promise of what reads pictures
 
   constructor(runner, text, info) {
     this.#runner = runner;
@@ -1271,14 +1292,14 @@ class Model {
   /** The answer to a conversation, in parts. */
   chat(messages, options) {
     const encode = ({ parse_special, template_kwargs }) =>
-      this.tokenizeChat(messages, { parse_special: parse_special ?? false, template_kwargs });
+      this.#chatPrompt(messages, { parse_special: parse_special ?? false, template_kwargs });
     return this.#generate(options, encode, new Set(this.#text.about.shown_ids));
   }
 
   /** The continuation of a text, or of token ids, in parts. */
   complete(prompt, options) {
-    const encode = (given) => this.tokenize(prompt, { parse_special: given.parse_special ?? true });
-    return this.#generate(options, Array.isArray(prompt) ? () => prompt : encode);
+    const encode = (given) => ({ ids: this.tokenize(prompt, { parse_special: given.parse_special ?? true }) });
+    return this.#generate(options, Array.isArray(prompt) ? () => ({ ids: prompt }) : encode);
   }
 
   /** The token ids of a text, as complete() makes them. */
@@ -1286,9 +1307,33 @@ class Model {
     return this.#text.encode(text, { parseSpecial: parse_special });
   }
 
-  /** The token ids of a conversation, as chat() makes them. */
-  tokenizeChat(messages, { parse_special = false, template_kwargs = {} } = {}) {
-    return this.#text.encodeChat(messages, template_kwargs, parse_special);
+  /** The token ids of a conversation, as chat() makes them; of one with pictures, a promise of them. */
+  tokenizeChat(messages, options) {
+    const found = this.#chatPrompt(messages, options);
+    return found.ids ?? found.then(({ ids, images }) => (images.forget(), ids));
+  }
+
+  /** Token ids of a conversation; of one with pictures, a promise of them and of what is known of their rows. */
+  #chatPrompt(messages, { parse_special = false, template_kwargs = {} } = {}) {
+    const hasParts = Array.isArray(messages) && messages.some((message) => Array.isArray(message?.content));
+    if (this.info.vision && hasParts) return this.#promptWithPictures(messages, template_kwargs, parse_special);
+    return { ids: this.#text.encodeChat(messages, template_kwargs, parse_special) };
+  }
+
+  async #promptWithPictures(messages, kwargs, parseSpecial) {
+    const vision = await this.#sight();
+    const { plain, pictures } = await vision.read(messages);
+    const ids = this.#text.encodeChat(plain, kwargs, parseSpecial, (text) => vision.expanded(text, pictures));
+    return { ids, images: vision.placed(ids, pictures) };
+  }
+
+  #sight() {
+    const failed = ({ message }) => {
+      this.#vision = null;
+      throw new ShaderlmError("fetch", `cannot get vision.js, which reads pictures (${message}); check the connection`);
+    };
+    const refuse = (message) => new ShaderlmError("input", message);
+    return (this.#vision ??= import("./vision.js").then(({ Vision }) => new Vision(this.#runner, refuse), failed));
   }
 
   /** The text of token ids, without special tokens. */
@@ -1306,12 +1351,15 @@ class Model {
     const { vocabulary, context } = runner.plan.model;
     runner.check();
     const options = checked(given ?? {}, vocabulary);
-    let ids;
+    let ids, images;
     try {
-      ids = checkIds(encode(options), vocabulary);
+      ({ ids, images } = await encode(options));
+      checkIds(ids, vocabulary);
     } catch (problem) {
       throw explained(problem, "reading the prompt");
     }
+    if (!images && ids.some((id) => runner.plan.vision?.placeholders.includes(id)))
+      throw new ShaderlmError("input", "the prompt has tokens that stand for images, and no image; give images to chat()");
     if (!ids.length) throw new ShaderlmError("input", "the prompt is empty; give at least one word");
     if (ids.length > context) {
       const holds = `the prompt has ${ids.length.toLocaleString("en")} tokens, the context holds ${context}`;
@@ -1324,7 +1372,7 @@ class Model {
     if (!release) return; // stopped while it waited
     this.#answer = answer;
     try {
-      yield* this.#run(answer);
+      yield* this.#run(answer, images);
     } catch (problem) {
       throw explained(await runner.reason(problem), "generating");
     } finally {
@@ -1346,14 +1394,16 @@ class Model {
     return release;
   }
 
-  async *#run(answer) {
+  async *#run(answer, images) {
     const runner = this.#runner;
     const sequence = this.#sequence;
     const { signal } = answer.options;
     runner.hostSeconds = 0;
     const sampler = new Sampler(answer.options);
     answer.begin();
-    answer.cachedTokens = await sequence.prompt(answer.prompt, sampler, signal, telling(answer.options.onProgress));
+    const report = telling(answer.options.onProgress);
+    if (images && !(await (await this.#sight()).encode(images, signal, report))) return;
+    answer.cachedTokens = await sequence.prompt(answer.prompt, sampler, signal, report, images);
     let submitted = 1;
     let atOnce = 1;
     while (sequence.flight.length) {
@@ -1514,6 +1564,7 @@ async function loadOnce(url, { report, signal, variant, cache, gpu, failed }) {
     info.variant = opened.variant.name;
     info.device = deviceName(opened.adapter.info ?? {});
     info.chat = Boolean(text.template);
+    info.vision = Boolean(plan.vision);
     info.cached = files.complete ? "cache" : "memory";
     info.warnings = files.warnings;
     report({ stage: "ready", done: 1, total: 1 });
