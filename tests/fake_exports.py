@@ -14,16 +14,23 @@ WEIGHTS = (3_000_000, 1_200_000)  # bytes of each file
 
 
 def fake_export(
-    folder: Path, *, name: str = "Tiny Chat", weights: tuple[int, ...] = WEIGHTS, context: int = 2048, **fake: Any
+    folder: Path,
+    *,
+    name: str = "Tiny Chat",
+    weights: tuple[int, ...] = WEIGHTS,
+    context: int = 2048,
+    sees: bool = False,
+    **fake: Any,
 ) -> Path:
-    """An export with a fake runtime, which `fake` tells how to behave."""
+    """An export with a fake runtime, which `fake` tells how to behave. `sees`: its model reads pictures."""
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     made: dict[str, bytes] = {**export_files(), "shaderlm.js": RUNTIME.read_bytes(), "tokenizer.json": b"{}"}
     made |= {f"weights-{i:03}.bin": bytes([i + 1]) * size for i, size in enumerate(weights)}
     listed = [name for name in made if name.startswith("weights-")] + ["tokenizer.json"]
     files = [{"name": each, "bytes": len(made[each]), "sha256": _digest(made[each])} for each in listed]
     about = {"name": name, "architecture": "llama", "parameters": 134_515_008, "context": context}
-    plan = {"format": 1, "model": {**about, "weight_bytes": sum(weights)}}
+    vision: dict[str, Any] | None = {} if sees else None
+    plan = {"format": 1, "model": {**about, "weight_bytes": sum(weights)}, "vision": vision}
     made["plan.json"] = json.dumps({**plan, "files": files, "fake": fake}).encode()
     kept = {path: _digest(content) for path, content in made.items() if path not in listed}
     for path, content in made.items():

@@ -5,6 +5,7 @@ The page and its server are real. The runtime is a fake, which says and does wha
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ from .tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("server page")]
 
+DOT = (  # a picture of one pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 LOAD = "Load model (4.2 MB)"
 OFFERED = "document.querySelector('#panel[data-kind=start]:not([hidden]) button')"
 FAILED = "document.querySelector('#panel[data-kind=bad]:not([hidden])')"
@@ -139,6 +143,7 @@ def test_a_first_visit(show: Show, host: Host) -> None:
         "Parameters": "134.5 million",
         "Size": "4.2 MB",
         "Context": "2,048 tokens",
+        "Reads": "text",
         "Runs on": "this device, in the browser",
         "Device": "Fake GPU 1",
         "Variant": "portable",
@@ -567,6 +572,35 @@ def test_a_page_that_is_opened_as_a_file(chromium: Browser, tmp_path: Path) -> N
     assert "shaderlm serve --web" in texts(chromium, "#panel-text")[0]
     assert (texts(chromium, "#device"), chromium.run(OUTSIDE)) == (["Not loaded"], [])
     chromium.open("about:blank")
+
+
+# Pictures ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_sees_is_asked_about_a_picture(show: Show, tmp_path: Path) -> None:
+    browser = show(sees=True)
+    browser.until(OFFERED)
+    assert not browser.run("document.getElementById('add-picture').hidden"), (
+        "a picture may be added before the model is loaded"
+    )
+    (tmp_path / "dot.png").write_bytes(base64.b64decode(DOT))
+    root = browser.call("DOM.getDocument")["root"]["nodeId"]
+    field = browser.call("DOM.querySelector", nodeId=root, selector="#picture-file")["nodeId"]
+    browser.call("DOM.setFileInputFiles", nodeId=field, files=[str(tmp_path / "dot.png")])
+    browser.until("document.querySelector('#pictures img')?.naturalWidth")
+    click(browser, LOAD)
+    browser.until(READY)
+    assert ask(browser, "what is it") == "1: data:image/jpeg what is it"
+    assert browser.run("document.querySelector('article.user .pictures img').naturalWidth") == 1
+    assert browser.run(OUTSIDE) == []
+    click(browser, "Model information")
+    assert dict(zip(texts(browser, "dt"), texts(browser, "dd"), strict=True))["Reads"] == "text and pictures"
+    assert browser.complaints() == []
+
+
+def test_a_model_that_does_not_see(show: Show) -> None:
+    browser = show(loaded=True)
+    assert browser.run("document.getElementById('add-picture').hidden")
 
 
 # For everybody -------------------------------------------------------------------------------------------

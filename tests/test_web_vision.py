@@ -1,103 +1,236 @@
-"""Exports that see, in a real Chromium (`--browser`): features and greedy ids of `transformers`, and pictures of all kinds."""
+"""Exports that see: what is written, what is refused, and the numbers of vision.js, which are those of Python."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shaderlm.engine.tower_files import find_tower
+from shaderlm.errors import InputError, ModelError
+from shaderlm.formats.opening import open_checkpoint
+from shaderlm.graph.vision import FILTERS, resize_weights
+from shaderlm.models.vision import FAMILIES, Tower, patches_inputs, tower_inputs
+from shaderlm.vision.processors import Processor
 from shaderlm.web import plans
-from shaderlm.web.export import export
+from shaderlm.web.document import programs
+from shaderlm.web.export import export, static_files
 from shaderlm.web.model import opened
 from shaderlm.web.variants import SOFTWARE
+from shaderlm.web.vision import EXPORTED, _most_patches, exportable, patch_counts
 
-from .browser import NO_ZEROS, WEBGPU, Browser
-from .test_web_runtime import PAGE, Page
-from .vision_oracles import IMAGE_TOKENS, NAMES, VisionOracle, unpack_vision
-from .web_serving import serving
+from . import node
+from .vision_oracles import IMAGE_TOKENS, VisionOracle
 
-pytestmark = [pytest.mark.xdist_group("web vision"), pytest.mark.browser]
-
-# Features of the pictures of the last answer: no function of the runtime gives them.
-ENCODED = b"""
-const encode = Vision.prototype.encode;
-Vision.prototype.encode = async function (images, ...rest) {
-  const done = await encode.call(this, images, ...rest);
-  globalThis.encoded = images.images.map(({ picture }) => Array.from(picture.features));
-  return done;
-};
-"""
-ASSETS = Path(plans.__file__).parent / "assets"
+NAMES = ("gemma3-vision", "qwen3vl", "smolvlm")
 SOURCES = {"qwen3vl": "model.gguf"}  # of the others a folder
 
 
-@pytest.fixture(scope="module")
-def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VisionOracle]:
-    return unpack_vision(tmp_path_factory.mktemp("oracles"))
-
-
-@pytest.fixture(scope="module")
-def page(oracles: dict[str, VisionOracle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """With exports under their names, for software alone."""
-    folder, folders = tmp_path_factory.mktemp("exports"), {}
+@contextmanager
+def few_plans() -> Iterator[None]:
+    """For software, and for few numbers of rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "VARIANTS", (SOFTWARE,))
-        for name in NAMES:
-            source = oracles[name].folder / SOURCES.get(name, "hf")
-            with opened(str(source), image_tokens=IMAGE_TOKENS.get(name)) as model:
-                export(model, folder / name)
-            folders |= {name: [folder / name], f"{name}-images": [oracles[name].folder / "images"]}
-    own = (ASSETS / "vision.js").read_bytes() + ENCODED
-    pages = {"/page.html": PAGE, "/model/vision.js": own}
-    browser = Browser(tmp_path_factory.mktemp("browser"), flags=(*WEBGPU, NO_ZEROS))
-    try:
-        with serving(pages, folders | {"model": [ASSETS]}) as server:
-            made = Page(browser, server)
-            made.open()
-            for name in NAMES:
-                info = made.call(f"return state.open({json.dumps(name)}, {{}}, '/{name}/')")
-                assert info["vision"], info
-            yield made
-    finally:
-        browser.close()
+        patch.setattr(plans, "ROWS", (1,))
+        patch.setattr(plans, "IMAGE_ROWS", (64,))
+        patch.setattr(plans, "KINDS", ("greedy",))
+        yield
 
 
-def messages_of(name: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """With the addresses of pictures."""
-    images = iter(f"/{name}-images/{image}" for image in case["images"])
-    return [
-        {
-            **each,
-            "content": [
-                part | ({"image": next(images)} if part["type"] == "image" else {}) for part in each["content"]
-            ],
-        }
-        for each in case["messages"]
-    ]
+def export_oracle(oracle: VisionOracle, folder: Path) -> dict[str, Any]:
+    """Its plan.json."""
+    name = oracle.folder.name
+    source = oracle.folder / SOURCES.get(name, "hf")
+    with opened(str(source), image_tokens=IMAGE_TOKENS.get(name)) as model:
+        return export(model, folder)
 
 
-@pytest.mark.full
+def tower_of(oracle: VisionOracle) -> Tower:
+    with open_checkpoint(oracle.folder / "hf") as file, opened(str(oracle.folder / "hf"), vision=False) as model:
+        found = find_tower(file, model.config, None, None, on_device=True)
+        assert found is not None
+        found.file.close()
+        return found.tower
+
+
+def documented_keys() -> set[str]:
+    """Of "vision", in docs/web.md."""
+    text = (Path(__file__).parent.parent / "docs" / "web.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (`[^|]+) \|", text.partition("### Keys of the pictures\n")[2].partition("\n`pixels` has")[0], re.M
+    )
+    return set(re.findall(r"`(\w+)`", " ".join(rows)))
+
+
+# The folder --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "counts", "matrix"),
+    [
+        ("smolvlm", 1, [16], "mm.model.fc.weight"),
+        pytest.param("qwen3vl", 3, [16, 24, 32, 48, 64], "mm.2.weight", marks=pytest.mark.full),
+    ],
+)
+def test_an_export_that_sees(
+    name: str, levels: int, counts: list[int], matrix: str, vision_oracles: dict[str, VisionOracle], tmp_path: Path
+) -> None:
+    with few_plans():
+        plan = export_oracle(vision_oracles[name], tmp_path / "web")
+    eyes, (variant,) = plan["vision"], plan["variants"]
+    has_axes = name == "qwen3vl"
+    assert (eyes["levels"], eyes["several_axes"], eyes["sees_itself"]) == (levels, has_axes, False)
+    assert eyes["token"] in eyes["placeholders"]
+    assert documented_keys() == set(eyes)
+    assert [tower["patches"] for tower in variant["towers"]] == counts
+    names = [name for name, _, _ in variant["buffers"]]
+    assert {"image_rows", "features"} <= set(names)
+    assert all(any(name.startswith(each) for name in plan["weights"]) for each in ("v.patch_embd.weight", matrix))
+    used = {name for name, _ in (*plan["probes"], *variant["pixels"].values())}
+    for program in programs(variant):
+        own = program.get("buffers", [])
+        for (
+            shader,
+            *_,
+        ) in program["dispatches"]:
+            used.add(shader)
+        numbers = {number for row in program["dispatches"] for number in row[4:]}
+        assert max(numbers) < len(names) + len(own)
+        assert {number for number in numbers if number >= len(names)} == set(range(len(names), len(names) + len(own)))
+        assert all(role != "weight" for _, role, _ in own)
+    assert used == set(plan["shaders"])
+    marked = [(body["rows"], body.get("images", False)) for body in variant["bodies"]]
+    assert set(marked) == {(1, False), (64, True)} | ({(1, True)} if has_axes else set())
+
+
+def test_what_cannot_be_exported_is_refused(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:
+    oracle = vision_oracles["gemma3-vision"]
+    tower = tower_of(oracle)
+    with opened(str(oracle.folder / "hf")) as model:
+        config = model.config
+    with pytest.raises(ModelError, match="pictures for the tower resampler cannot be exported.*--no-vision"):
+        exportable(tower, "resampler", config)
+    wide = replace(tower, ffn=1 << 22)
+    with pytest.raises(ModelError, match="a binding of a browser takes .* patches, and pictures have more"):
+        exportable(wide, "gemma3", config)
+    with pytest.raises(ModelError, match="a step has .* rows in a browser, and a picture"):
+        exportable(tower, "gemma3", replace(config, ffn=1 << 24))
+    with (
+        pytest.raises(InputError, match="mmproj must be the path of a file"),
+        opened(str(oracle.folder / "hf"), mmproj="no"),
+    ):
+        pass
+    assert set(EXPORTED) <= set(FAMILIES)
+
+
+def test_sizes_of_pictures_are_bounded(vision_oracles: dict[str, VisionOracle]) -> None:
+    oracle = vision_oracles["qwen3vl"]
+    tower = tower_of(oracle)
+    large = replace(tower, processor=replace(tower.processor, most_pixels=1 << 29))
+    with opened(str(oracle.folder / "hf"), vision=False) as model:
+        found = exportable(large, "qwen3vl_merger", model.config)
+    counts = patch_counts(found)
+    assert counts[-1] == _most_patches(tower) == found.processor.most_pixels // tower.patch**2
+    assert all(4 * (a // 4) == a and b <= 1.5 * a for a, b in zip(counts, counts[1:], strict=False))
+
+
+# Numbers -----------------------------------------------------------------------------------------------------
+
+SIZES = [(1, 1), (33, 31), (64, 64), (17, 300), (640, 427), (1000, 10), (3024, 4032)]
+SCRIPT = """
+import { layoutOf, resizeWeights, textOf, tileInputs } from "./vision.js";
+import { readFileSync } from "node:fs";
+const refuse = (message) => new Error(message);
+const list = (arrays) => Object.fromEntries(Object.entries(arrays).map(([name, array]) => [name, Array.from(array)]));
+const jobs = JSON.parse(readFileSync("jobs.json", "utf-8"));
+const found = jobs.map(({ about, width, height, size, to, kind }) => {
+  if (size) {
+    const { first, weights } = resizeWeights(size, to, kind);
+    return list({ first, weights });
+  }
+  const { processor } = about;
+  const layout = layoutOf(processor, width, height, refuse);
+  const inputs = (about.position_side ? layout.tiles : []).map((tile) => {
+    const count = (tile.rows * tile.columns) / processor.patch ** 2;
+    const { inputs, corners } = tileInputs(about, tile, layout.sizes[tile.stage][1], count);
+    return list({ ...inputs, corners });
+  });
+  return { ...layout, text: textOf(processor, layout), inputs };
+});
+console.log(JSON.stringify(found));
+"""
+
+
+def in_node(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "vision.js").write_bytes(static_files()["vision.js"])
+    (folder / "run.js").write_text(SCRIPT)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = node.run(folder, "run.js", gpu=False)
+    assert done.status == 0, done.err
+    found: list[dict[str, Any]] = json.loads(done.out)
+    return found
+
+
+# As in checkpoints of 2 to 4 billion parameters.
+PROCESSORS = {
+    "area": Processor("area", 16, 2, "bicubic", (0.5,) * 3, (0.5,) * 3, 768, 768, 65536, 1 << 21, token="x"),
+    "tiles": Processor(
+        "tiles", 16, 4, "lanczos", (0.5,) * 3, (0.5,) * 3, 512, 2048, token="x", texts={"around": "A", "whole": "W"}
+    ),
+}
+
+
+def test_sizes_and_tiles(tmp_path: Path) -> None:
+    """Those of Python, for pictures of many shapes."""
+    sizes = [(a, b) for a, b in [*SIZES, *((b, a) for a, b in SIZES), (4096, 21), (2047, 1025)]]
+    cases = [(processor, *size) for processor in PROCESSORS.values() for size in sizes]
+    jobs = [{"about": {"processor": asdict(each)}, "width": width, "height": height} for each, width, height in cases]
+    for (processor, width, height), found in zip(cases, in_node(tmp_path, jobs), strict=True):
+        layout = processor.layout(width, height)
+        assert found["sizes"] == [list(size) for size in layout.sizes], (width, height)
+        assert found["tiles"] == [tile._asdict() for tile in layout.tiles]
+        assert found["text"] == processor.text(layout)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_features_and_greedy_ids(name: str, page: Page, oracles: dict[str, VisionOracle]) -> None:
-    oracle = oracles[name]
-    for number, case in enumerate(oracle.cases):
-        count = len(case["greedy"])
-        answer = page.chat(messages_of(name, case), f"{{max_tokens: {count}, ignore_eos: true}}", name)
-        print(
-            name,
-            number,
-            case["images"],
-            answer["promptTokens"],
-            answer["ids"] == case["greedy"],
-            answer["ids"],
-            case["greedy"],
-            answer["promptSeconds"],
-        )
-        found = np.concatenate([np.array(each, np.float32) for each in page.call("return encoded")])
-        wanted = oracle.arrays[f"features-{number}"]
-        found = found.reshape(len(wanted), -1)[:, : wanted.shape[1]]
-        print(np.abs(found - wanted).max(), np.abs(wanted).max())
+def test_inputs_of_ops(name: str, vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:
+    tower = tower_of(vision_oracles[name])
+    about = {
+        "processor": asdict(tower.processor),
+        "position_side": tower.side,
+        "positions": tower.family.positions,
+        "rotary": tower.head if tower.family.rope else 0,
+    }
+    jobs = [{"about": about, "width": width, "height": height} for width, height in SIZES[1:4]]
+    for (width, height), found in zip(SIZES[1:4], in_node(tmp_path, jobs), strict=True):
+        layout = tower.processor.layout(width, height)
+        wanted = tower_inputs(tower, layout)
+        for key in ("places", "place_factors", *(["turns"] if tower.family.rope else [])):
+            made = np.concatenate([np.array(tile[key]) for tile in found["inputs"]])
+            np.testing.assert_allclose(made, wanted[key].reshape(-1), rtol=0, atol=1e-7, err_msg=key)
+        for tile, count in zip(found["inputs"], layout.tile_patches, strict=True):
+            assert tile["spans"] == [0, count] * count
+            assert len(tile["corners"]) == 2 * count
+        if len(layout.tiles) == 1:
+            corners = patches_inputs(layout, tower.processor)["corners"]
+            assert found["inputs"][0]["corners"] == corners.reshape(-1).tolist()
+
+
+def test_weights_of_resizing(tmp_path: Path) -> None:
+    """To the bit."""
+    cases = [
+        (size, to, kind) for kind in FILTERS for size, to in ((427, 512), (3024, 1008), (31, 32), (1, 7), (999, 3))
+    ]
+    jobs = [dict(zip(("size", "to", "kind"), case, strict=True)) for case in cases]
+    for case, found in zip(cases, in_node(tmp_path, jobs), strict=True):
+        first, weights = resize_weights(*case)
+        assert found["first"] == first.tolist(), case
+        assert np.array_equal(np.array(found["weights"], np.float32), weights.reshape(-1)), case

@@ -56,6 +56,12 @@ export async function load(url, { onProgress }) {
   return new Model(model, fake);
 }
 
+/** The text of a message, in which a picture is the beginning of its address. */
+function textOf({ content }) {
+  if (typeof content === "string") return content;
+  return content.map((part) => part.text ?? part.image_url.url.slice(0, 15)).join(" ");
+}
+
 class Model {
   constructor({ name, architecture, weight_bytes: weightBytes, context }, fake) {
     this.fake = fake;
@@ -67,7 +73,7 @@ class Model {
 
   async *chat(messages, options) {
     const questions = messages.filter(({ role }) => role === "user");
-    const said = questions.at(-1).content;
+    const said = textOf(questions.at(-1));
     const { max_tokens: most = Infinity, signal, onProgress } = options;
     const text = said === "options" ? JSON.stringify({ ...options, signal: undefined, onProgress: undefined }) : said === "long" ? "word ".repeat(60) : `${questions.length}: ${this.fake.replies ?? ""}${said}`;
     const words = text.match(/\S+\s*/g);
@@ -98,7 +104,7 @@ class Model {
 
   /** A token for each word, and two for each message. */
   tokenizeChat(messages) {
-    return messages.flatMap(({ content }) => [0, ...content.split(/\s+/), 0]);
+    return messages.flatMap((message) => [0, ...textOf(message).split(/\s+/), 0]);
   }
 
   complete(prompt, options) {

@@ -20,7 +20,8 @@ from ..formats.quantize import check_kind
 from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of
 from ..models.config import Config
-from ..models.vision import Tower, projector
+from ..models.vision import Tower
+from ..models.vision.tower import projector
 from ..runtime.tower import TowerSource
 from ..runtime.weights import Source
 from ..text import Tokenizer, Vocabulary

@@ -41,7 +41,7 @@ def exportable(tower: Tower, name: str, config: Config) -> Tower:
     most, processor = _most_patches(tower), tower.processor
     if processor.sizing == "area":
         processor = replace(processor, most_pixels=min(processor.most_pixels, most * tower.patch**2))
-    if processor.sizing == "area" and processor.least_pixels > processor.most_pixels or _fixed(tower) > most:
+    if (processor.sizing == "area" and processor.least_pixels > processor.most_pixels) or _fixed(tower) > most:
         raise ModelError(f"a binding of a browser takes {most:,} patches, and pictures have more; {WITHOUT}")
     rows = max_tokens(config, PORTABLE)
     if tower.family.sees_itself and _fixed(tower) // tower.merge**2 > rows:
@@ -99,7 +99,7 @@ def vision_entry(tower: Tower, tokenizer: Tokenizer) -> dict[str, Any]:
         "processor": asdict(processor),
         "patch_width": tower.patch_width,
         "position_side": tower.side,
-        "interpolated": family.interpolated,
+        "positions": family.positions,
         "rotary": tower.head if family.rope else 0,
         "out": tower.out,
         "levels": tower.levels,

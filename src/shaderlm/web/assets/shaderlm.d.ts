@@ -19,9 +19,9 @@ export interface LoadOptions {
 }
 
 export interface Progress {
-  /** Of load(): all but "prompt". Of an answer, before its first token: "compile", where shaders are missing, and "prompt". */
-  stage: "plan" | "weights" | "compile" | "ready" | "prompt";
-  /** Of "weights": bytes. Of "compile": shaders. Of "prompt": tokens. */
+  /** Of load(): the first four. Of an answer, before its first token: "compile", where shaders are missing, "pictures" and "prompt". */
+  stage: "plan" | "weights" | "compile" | "ready" | "pictures" | "prompt";
+  /** Of "weights": bytes. Of "compile": shaders. Of "pictures": new ones. Of "prompt": tokens. */
   done: number;
   total: number;
   /** A sentence for people, such as that the browser's storage is full. */
@@ -41,22 +41,38 @@ export interface Model {
   complete(prompt: string | number[], options?: GenerationOptions): AsyncGenerator<string, void, undefined>;
   /** The token ids of a text, as complete() makes them. */
   tokenize(text: string, options?: { parse_special?: boolean }): number[];
-  /** The token ids of a conversation, as chat() makes them. */
-  tokenizeChat(
-    messages: Message[],
-    options?: { parse_special?: boolean; template_kwargs?: Record<string, unknown> },
-  ): number[];
+  /** The token ids of a conversation, as chat() makes them; of one with parts, where the model sees, a promise of them. */
+  tokenizeChat(messages: TextMessage[], options?: TokenizeOptions): number[];
+  tokenizeChat(messages: Message[], options?: TokenizeOptions): number[] | Promise<number[]>;
   /** The text of token ids, without special tokens. */
   detokenize(ids: number[]): string;
   /** Free all memory. An answer that is being generated ends with a ShaderlmError "closed". */
   close(): void;
 }
 
+export interface TokenizeOptions {
+  parse_special?: boolean;
+  template_kwargs?: Record<string, unknown>;
+}
+
 export interface Message {
   role: "system" | "user" | "assistant" | "tool";
-  content: string;
+  /** Parts only for a model that sees: `info.vision`. */
+  content: string | ContentPart[];
   [name: string]: unknown;
 }
+
+export interface TextMessage extends Message {
+  content: string;
+}
+
+export type ContentPart =
+  | { type: "text"; text: string }
+  | { type: "image"; image: ImageSource }
+  | { type: "image_url"; image_url: string | { url: string } };
+
+/** A string is an address: of the page's own origin, blob: or data:. `data` is RGBA. In Node only that is read. */
+export type ImageSource = Blob | ImageBitmap | { width: number; height: number; data: Uint8Array | Uint8ClampedArray } | string | URL;
 
 /** Defaults are those of the Python engine: greedy, 256 tokens. */
 export interface GenerationOptions {
@@ -107,6 +123,8 @@ export interface ModelInfo {
   device: string;
   /** Does it have a chat template? */
   chat: boolean;
+  /** Does it read pictures? */
+  vision: boolean;
   /** "cache": the next visit fetches no weights. */
   cached: "cache" | "memory";
   /** Sentences for people. */

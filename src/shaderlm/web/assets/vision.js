@@ -207,7 +207,8 @@ function between(place, size, side) {
 
 /** What a tower reads beside patches, for one tile, with rows without a span up to `count`; and the tile's corners. */
 export function tileInputs(about, tile, width, count) {
-  const { processor, position_side: side, interpolated, rotary } = about;
+  const { processor, position_side: side, positions, rotary } = about;
+  const interpolated = positions === "interpolated"; // else the row of a place is taken from a table
   const { patch } = processor;
   const patches = patchesOf(processor, tile);
   const taps = interpolated ? 4 : 1;
