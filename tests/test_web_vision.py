@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_sizes_of_pictures_are_bounded(vision_oracles: dict[str, VisionOracle]) 
         found = exportable(large, "qwen3vl_merger", model.config)
     counts = patch_counts(found)
     assert counts[-1] == _most_patches(tower) == found.processor.most_pixels // tower.patch**2
-    assert all(4 * (a // 4) == a and b <= 1.5 * a for a, b in zip(counts, counts[1:], strict=False))
+    assert all(4 * (a // 4) == a and b <= 1.5 * a for a, b in pairwise(counts))
 
 
 # Numbers -----------------------------------------------------------------------------------------------------
