@@ -116,12 +116,12 @@ def test_what_cannot_be_exported_is_refused(vision_oracles: dict[str, VisionOrac
     tower = tower_of(oracle)
     with opened(str(oracle.folder / "hf")) as model:
         config = model.config
-    with pytest.raises(ModelError, match="pictures for the tower resampler cannot be exported.*--no-vision"):
+    with pytest.raises(ModelError, match=r"pictures for the tower resampler cannot be exported.*--no-vision"):
         exportable(tower, "resampler", config)
     wide = replace(tower, ffn=1 << 22)
-    with pytest.raises(ModelError, match="a binding of a browser takes .* patches, and pictures have more"):
+    with pytest.raises(ModelError, match=r"a binding of a browser takes .* patches, and pictures have more"):
         exportable(wide, "gemma3", config)
-    with pytest.raises(ModelError, match="a step has .* rows in a browser, and a picture"):
+    with pytest.raises(ModelError, match=r"a step has .* rows in a browser, and a picture"):
         exportable(tower, "gemma3", replace(config, ffn=1 << 24))
     with (
         pytest.raises(InputError, match="mmproj must be the path of a file"),
