@@ -75,13 +75,22 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     package = ("shaderlm", *path.relative_to(SOURCE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parts = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*parts, *([node.module] if node.module else [])))
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those within a node: few beside the parts of expressions, in which nothing is imported."""
+    for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inner = getattr(node, name, ())
+        for each in inner if isinstance(inner, list) else ():  # a lambda's body is an expression
+            yield each
+            yield from _statements(each)
 
 
 def _package(requirement: str) -> str:
