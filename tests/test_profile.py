@@ -27,10 +27,11 @@ from shaderlm.gpu.tracer import BY_PASS, IN_PASS, MAX_QUERIES, WALL
 from shaderlm.graph.ops import label
 from shaderlm.models.config import StepSpec
 from shaderlm.profile.files import trace
-from shaderlm.profile.measure import Event, Phase, profile
+from shaderlm.profile.measure import Event, Phase, _run_decode, _run_prefill, profile
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.pages import KvSequence
 
+from .fake_runner import FakeRunner, hashed
 from .gpu_programs import adding, program
 from .session import Session
 from .sweeps import with_all
@@ -144,6 +145,23 @@ def test_sequences_that_decode_together(taken: Taken) -> None:
     many = model.max_outputs + 1
     with pytest.raises(InputError, match=f"{many} sequences, and a step samples at most {model.max_outputs}"):
         list(profile(model, 0, 4, 0, 1, 0.0, lambda text: None, parallel=many))
+
+
+class Stateful(FakeRunner):
+    """Nothing is left of a sequence that is cut back."""
+
+    def truncate(self, sequence: KvSequence, length: int) -> int:
+        return super().truncate(sequence, length if length == sequence.length else 0)
+
+
+def test_a_model_with_states_is_timed_at_its_depth() -> None:
+    model, steps = Stateful(hashed(50), 50), list[Any]()
+    sequence = model.add()
+    model.feed(sequence, [1] * 40)
+    _run_prefill(model, sequence, 40, 10, 3, steps)
+    assert (len(steps), sequence.length) == (3, 40 + 10)
+    _run_decode(model, [sequence], 40, 4, steps)
+    assert (len(steps), sequence.length) == (3 + 4, 40 + 4)
 
 
 def test_times_add_up(taken: Taken) -> None:

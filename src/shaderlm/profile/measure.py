@@ -26,7 +26,7 @@ from ..gpu.tracer import WALL, Grain, Submission
 from ..graph.ops import label
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.pages import KvSequence
-from ..runtime.runner import StepResult, Tokens
+from ..runtime.runner import Runner, Tokens
 from ..runtime.sampler_settings import GREEDY
 
 Host = list[tuple[str, float, float]]  # what, from, to
@@ -170,7 +170,7 @@ def profile(
             model.free(sequence)
 
 
-def _random(model: GpuRunner, count: int) -> list[int]:
+def _random(model: Runner, count: int) -> list[int]:
     ids: list[int] = np.random.default_rng(1).integers(0, model.config.vocabulary, count).tolist()
     return ids
 
@@ -196,39 +196,44 @@ def _run(work: _PhaseWork) -> _Run:
 
 
 def _run_prefill(
-    model: GpuRunner, sequence: KvSequence, depth: int, prompt: int, repetitions: int, steps: list[_Step]
+    model: Runner, sequence: KvSequence, depth: int, prompt: int, repetitions: int, steps: list[_Step]
 ) -> None:
     """A prompt again and again at the same depth, each waited for."""
     ids = _random(model, prompt)
 
-    def sample(ids: Sequence[int]) -> StepResult:
-        model.truncate(sequence, depth)
-        return model.feed(sequence, ids, "token")
-
-    sample(ids[:1]).wait()  # from here on the GPU waits for the first step
+    _rewind(model, sequence, depth)
+    model.feed(sequence, ids[:1], "token").wait()  # from here on the GPU waits for the first step
     for _ in range(repetitions):
+        _rewind(model, sequence, depth)
         begin = time.perf_counter_ns()
-        result = sample(ids)
+        result = model.feed(sequence, ids, "token")
         waiting = time.perf_counter_ns()
         result.wait()
         end = time.perf_counter_ns()
         steps.append(_Step(begin, [], [(waiting, end)], end))
 
 
-def _run_decode(model: GpuRunner, sequences: Sequence[KvSequence], depth: int, count: int, steps: list[_Step]) -> None:
+def _rewind(model: Runner, sequence: KvSequence, depth: int) -> None:
+    """Back to so many tokens. Of a model with states they are run again: a state cannot be cut back."""
+    left = model.truncate(sequence, depth)
+    if left < depth:
+        model.feed(sequence, _random(model, depth - left)).wait()
+
+
+def _run_decode(model: Runner, sequences: Sequence[KvSequence], depth: int, count: int, steps: list[_Step]) -> None:
     """Tokens of each sequence one after the other, as many steps under way as in `generate`.
 
     The last wait belongs to the last step. A step before the first makes whatever is made once: the pool of command
     buffers, for each kind of tracing.
     """
     for sequence in sequences:
-        model.truncate(sequence, max(0, depth - 1))
+        _rewind(model, sequence, max(0, depth - 1))
         model.feed(sequence, [1], "token").wait()
     pending = deque[Tokens]()
     with closing(model.decode_batch(sequences, [GREEDY] * len(sequences))) as batch:
         batch.step().wait()
         for sequence in sequences:
-            model.truncate(sequence, sequence.length - 1)
+            _rewind(model, sequence, sequence.length - 1)
         for _ in range(count):
             begin = time.perf_counter_ns()
             pending.append(batch.step())
