@@ -6,6 +6,7 @@ Needs `torch` and `transformers`, but not torchvision: its processors are writte
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from safetensors import safe_open
 from . import vision_checkpoints as files
 from .checkpoints import shortened, tensors_of
 from .safetensors_files import write_safetensors
+from .vision_processors import FAMILIES, Family
 
 _GREEDY = 12  # tokens
 _RESAMPLED = ("plain", "wide")  # pictures whose pixels are kept
@@ -60,7 +62,7 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
         files.write_folder(folder / "text", name, entry)
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "text")
     cases, arrays, rows = [], {}, []
-    for number, names in enumerate(files.CASES):
+    for number, names in enumerate(row.cases):
         case, features, logits, pixels = _case(row, model, tokenizer, names)
         cases.append(case)
         rows.append(logits)
@@ -72,17 +74,18 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
 
 def _case(row: files.VisionRow, model: Any, tokenizer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     """The recorded case, features, the last row of logits, and pixels of every picture."""
-    pixels = [_processed(row, files.picture(name)) for name in names]
+    family = FAMILIES.get(row.model, Family(_processed, _tokens, _inputs))
+    pixels = [family.pixels(row, files.picture(name)) for name in names]
     text = tokenizer.apply_chat_template(files.messages(names), tokenize=False)
     parts = text.split(row.place)
-    text = parts[0] + "".join(_tokens(row, each) + after for each, after in zip(pixels, parts[1:], strict=True))
+    text = parts[0] + "".join(family.text(row, each) + after for each, after in zip(pixels, parts[1:], strict=True))
     prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-    inputs = _inputs(row, pixels)
+    inputs = family.inputs(row, pixels)
     ids, first, lead = list(prompt), None, float("inf")
     with torch.no_grad():
         features = torch.cat(list(model.model.get_image_features(**inputs, return_dict=True).pooler_output)).numpy()
         for _ in range(_GREEDY):
-            logits = model(input_ids=torch.tensor([ids]), **inputs).logits[0, -1].numpy()
+            logits = model(**_ids(model, ids), **inputs).logits[0, -1].numpy()
             second, best = np.sort(logits)[-2:]
             lead = min(lead, float(best - second))
             first = logits if first is None else first
@@ -98,6 +101,14 @@ def _case(row: files.VisionRow, model: Any, tokenizer: Any, names: tuple[str, ..
         "features": {"shape": list(features.shape)},
     }
     return case, features, first, pixels
+
+
+def _ids(model: Any, ids: list[int]) -> dict[str, Any]:
+    """Of some families the kind of each token is wanted, too."""
+    tensor = torch.tensor([ids])
+    if "mm_token_type_ids" not in inspect.signature(model.forward).parameters:
+        return {"input_ids": tensor}
+    return {"input_ids": tensor, "mm_token_type_ids": (tensor == model.config.image_token_id).long()}
 
 
 # Processors ----------------------------------------------------------------------------------------------

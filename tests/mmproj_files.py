@@ -13,6 +13,8 @@ import numpy as np
 from gguf import MODEL_ARCH, MODEL_TENSOR, TENSOR_NAMES, GGUFWriter, get_tensor_name_map
 from numpy.typing import NDArray
 
+from .mmproj_converters import CONVERTERS
+
 Tensors = Mapping[str, NDArray[np.float32]]
 _PARTS = ("vision_tower.", "multi_modal_projector.")
 
@@ -22,7 +24,11 @@ def write_mmproj(
 ) -> Path:
     """tensors: of the whole checkpoint, under Hugging Face's names."""
     writer = GGUFWriter(path, "clip")
-    _write_pixtral(writer, config, processor, tokens, tensors)
+    own = CONVERTERS.get(config["model_type"])
+    if own is None:
+        _write_pixtral(writer, config, processor, tokens, tensors)
+    else:
+        own(writer, config, processor, tensors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -7,6 +7,7 @@ folder, a GGUF file with its mmproj file, and pictures for each, in the form of 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +26,14 @@ from .vision_oracles import VisionOracle
 
 FOLDER = Path(__file__).parent / "data" / "vision"
 # Pictures by name: rows and columns.
-PICTURES = {"plain": (56, 40), "low": (30, 48), "wide": (8, 120), "line": (1, 20), "exact": (64, 64)}
+PICTURES = {
+    "plain": (56, 40),
+    "low": (30, 48),
+    "wide": (8, 120),
+    "line": (1, 20),
+    "exact": (64, 64),
+    "tall": (200, 150),
+}
 CASES = (("plain",), ("wide",), ("line",), ("exact",), ("plain", "low"))
 QUESTION = "what is in the street?"
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -46,6 +54,7 @@ class VisionRow(NamedTuple):
     place: str
     tokens: tuple[str, ...]
     more: Mapping[str, Any] = MappingProxyType({})  # of the file of the processor that is not about pixels
+    cases: tuple[tuple[str, ...], ...] = CASES
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -65,6 +74,7 @@ class VisionRow(NamedTuple):
 
 
 _FIRST = len(tiny_tokens())  # the number of the first token for pictures
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -75,7 +85,7 @@ _TEXT = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_parameters": _PLAIN,
     "vocab_size": _FIRST + 3,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -95,7 +105,45 @@ _PIXTRAL = {
 _PIXTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 _LONGEST = {"resample": 3, "size": {"longest_edge": 64}, **_CLIP}
 
+_QWEN_TEXT = {key: value for key, value in _TEXT.items() if key not in ("head_dim", "sliding_window")}
+
 ROWS: dict[str, VisionRow] = {
+    "qwen25vl": VisionRow(
+        "qwen2vl",
+        "Qwen2_5_VL",
+        {
+            "text_config": {
+                **_QWEN_TEXT,
+                "vocab_size": _FIRST + 4,
+                "rope_parameters": {**_PLAIN, "mrope_section": [2, 3, 3]},
+            },
+            "vision_config": {
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 40,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "patch_size": 8,
+                "fullatt_block_indexes": [1],
+            },
+            "image_token_id": _FIRST,
+            "vision_start_token_id": _FIRST + 1,
+            "vision_end_token_id": _FIRST + 2,
+            "video_token_id": _FIRST + 3,
+            "tie_word_embeddings": False,
+        },
+        {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "patch_size": 8,
+            "merge_size": 2,
+            "min_pixels": 4 * 256,
+            "max_pixels": 16384 * 256,
+            **_CLIP,
+        },
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
+        cases=(("plain",), ("wide",), ("line",), ("exact",), ("tall",), ("tall", "plain")),
+    ),
     "mistral3": VisionRow(
         "mistral3",
         "Mistral3",
@@ -175,8 +223,14 @@ def write_files(path: Path, name: str, entry: Mapping[str, Any]) -> None:
 
 def _text(tensors: Tensors) -> Tensors:
     """Those of the text model, under the names that it has by itself."""
-    before = "language_model."
-    return {name.removeprefix(before): values for name, values in tensors.items() if name.startswith(before)}
+    seeing = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\.")
+    texts = {name: values for name, values in tensors.items() if not seeing.match(name)}
+    return {re.sub(r"^(model\.)?language_model\.(model\.)?", _before, name): each for name, each in texts.items()}
+
+
+def _before(inside: re.Match[str]) -> str:
+    """`model.` where there was one, before or after `language_model.`."""
+    return "model." if inside[1] or inside[2] else ""
 
 
 def unpack_families(folder: Path) -> dict[str, VisionOracle]:

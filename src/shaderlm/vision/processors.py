@@ -2,7 +2,7 @@
 
 A picture is resized once or several times, one after the other, and tiles are cut out of some of the results. A tile is
 a grid of patches; `merge` · `merge` neighbouring patches become one token of the text. Patches are in the order of
-tiles, of tokens within a tile, and of rows within a token.
+tiles, of windows within a tile where there are some, of tokens within these, and of rows within a token.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Layout:
     patch: int
     merge: int
     tile_grid: Size = (0, 0)  # rows and columns of tiles beside that of the whole picture; (0, 0): there is only that
+    window: int = 0  # tokens on a side of a window, of a picture that is one tile; 0: there are none
 
     @property
     def patches(self) -> int:
@@ -72,8 +73,19 @@ class Layout:
         for tile in self.tiles:
             rows, columns = tile.rows // self.patch, tile.columns // self.patch
             grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1)
-            parts.append(grid.reshape(rows // m, m, columns // m, m, 2).swapaxes(1, 2).reshape(-1, 2))
+            tokens = grid.reshape(rows // m, m, columns // m, m, 2).swapaxes(1, 2).reshape(-1, m * m, 2)
+            parts.append((tokens[self.window_order()] if self.window else tokens).reshape(-1, 2))
         return np.concatenate(parts)
+
+    def window_order(self) -> NDArray[np.int64]:
+        """The numbers of tokens, window by window; those at the right and at the bottom may be smaller."""
+        row, column = (each.ravel() for each in np.indices(self.grid))
+        return np.lexsort((column, row, column // self.window, row // self.window))
+
+    def window_tokens(self) -> list[int]:
+        """The tokens of each window."""
+        rows, columns = ([min(self.window, n - i) for i in range(0, n, self.window)] for n in self.grid)
+        return [row * column for row in rows for column in columns]
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ class Processor:
     placeholder: str = ""  # what a chat template writes for a picture
     token: str = ""  # what stands for each of its tokens
     texts: Mapping[str, str] = field(default_factory=dict)  # around them
+    window: int = 0  # tokens on a side of a window; 0: there are none
 
     def layout(self, width: int, height: int) -> Layout:
         """What becomes of a picture of this size."""
@@ -108,7 +121,7 @@ class Processor:
         if self.sizing == "tiles":
             return self._tiles(rows, columns)
         size = self._area(rows, columns, unit) if self.sizing == "area" else self._longest(rows, columns, unit)
-        return Layout((rows, columns), (size,), (Tile(0, 0, 0, *size),), self.patch, self.merge)
+        return Layout((rows, columns), (size,), (Tile(0, 0, 0, *size),), self.patch, self.merge, window=self.window)
 
     def _area(self, rows: int, columns: int, unit: int) -> Size:
         if max(rows, columns) > _MAX_RATIO * min(rows, columns):

@@ -139,6 +139,25 @@ _QWEN3VL = FolderFamily(
     {"attention.layer_norm_epsilon": 1e-6},
     _qwen3vl,
 )
+_QWEN25VL = FolderFamily(
+    "qwen2.5vl_merger",
+    (
+        (r"patch_embed\.proj\.", "v.patch_embd."),
+        (r"blocks\.(\d+)\.norm(1|2)\.", r"v.blk.\1.ln\2."),
+        (r"blocks\.(\d+)\.attn\.qkv\.", r"v.blk.\1.attn_qkv."),
+        (r"blocks\.(\d+)\.attn\.proj\.", r"v.blk.\1.attn_out."),
+        (r"blocks\.(\d+)\.mlp\.(gate|up|down)_proj\.", r"v.blk.\1.ffn_\2."),
+        (r"merger\.ln_q\.", "v.post_ln."),
+        (r"merger\.mlp\.(\d)\.", r"mm.\1."),
+    ),
+    {
+        **_QWEN_KEYS,
+        "window_size": "window_size",
+        "fullatt_block_indexes": "fullatt_block_indexes",
+    },
+    {"attention.layer_norm_epsilon": 1e-6, "image_size": 560},
+    lambda config, processor: _bounds(processor),
+)
 _GEMMA3 = FolderFamily(
     "gemma3",
     (
@@ -188,6 +207,7 @@ _PIXTRAL = FolderFamily(
 FAMILIES: Mapping[str, FolderFamily] = {
     "qwen3_vl": _QWEN3VL,
     "qwen3_vl_moe": _QWEN3VL,
+    "qwen2_5_vl": _QWEN25VL,
     "gemma3": _GEMMA3,
     "smolvlm": _IDEFICS3,
     "idefics3": _IDEFICS3,

@@ -30,10 +30,13 @@ class Family:
     bias: bool = True  # products in layers have one
     activation: str = "gelu_pytorch_tanh"
     gated: bool = False
+    patch_bias: bool = True
+    window: int = 0  # pixels on a side of a window, where files may not say; 0: all layers see the whole picture
     texts: Mapping[str, str] = field(default_factory=dict)
     several_axes: bool = False  # the text rotates positions on three axes
     sees_itself: bool = False  # rows of an image in the text see all of it
     merge: int = 0  # patches on a side of a token, where files may not say
+    least_tokens: int = 64  # of a picture whose size decides, where files do not say
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -47,6 +50,23 @@ FAMILIES: Mapping[str, Family] = {
         rope="same",
         several_axes=True,
         merge=2,
+    ),
+    "qwen2.5vl_merger": Family(
+        "area",
+        "bicubic",
+        "<|image_pad|>",
+        "<|image_pad|>",
+        "norm_mlp",
+        positions="",
+        rope="same",
+        norm="rms",
+        activation="silu",
+        gated=True,
+        patch_bias=False,
+        window=112,
+        several_axes=True,
+        merge=2,
+        least_tokens=4,
     ),
     "gemma3": Family(
         "square",

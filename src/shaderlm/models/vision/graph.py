@@ -16,17 +16,20 @@ def tower_graph(sizes: Sizes, patches: int) -> tuple[Graph, Parts]:
     parts = Parts(sizes, patches)
     b, n = parts.b, patches
     x = b.tensor("patches", n, sizes.patch_width, role="input")
-    b.tensor("spans", n, 2, role="input", format="u32")
+    for spans in ("spans", "windows") if sizes.window else ("spans",):
+        b.tensor(spans, n, 2, role="input", format="u32")
     if sizes.family.rope:
         b.tensor("turns", n, sizes.head // 2, 2, role="input")
-    x = parts.linear("v.patch_embd", x, 3 * sizes.patch**2, sizes.hidden, bias=sizes.family.bias)
+    x = parts.linear(
+        "v.patch_embd", x, 3 * sizes.patch**2, sizes.hidden, bias=sizes.family.bias and sizes.family.patch_bias
+    )
     if sizes.family.positions:
         x = parts.sum("v.placed", x, _positions(parts))
     if sizes.family.first_norm:
         x = parts.norm("v.pre_ln", x, n, sizes.hidden)
     outputs: list[str] = []
     for i in range(sizes.layers):
-        x = _layer(parts, f"v.blk.{i}", x)
+        x = _layer(parts, f"v.blk.{i}", x, "windows" if sizes.window and i not in sizes.full else "spans")
         if i in sizes.deepstack:
             outputs.append(_deepstack(parts, f"v.deepstack.{i}", x, len(outputs) + 1))
     return b.graph(MERGERS[sizes.family.merger](parts, x), *outputs), parts
@@ -50,7 +53,7 @@ def _positions(parts: Parts) -> str:
     return out
 
 
-def _layer(parts: Parts, name: str, x: str) -> str:
+def _layer(parts: Parts, name: str, x: str, spans: str) -> str:
     sizes, n, hidden = parts.sizes, parts.patches, parts.sizes.hidden
     read, bias = parts.norm(f"{name}.ln1", x, n, hidden), sizes.family.bias
     q, k, v = (parts.part(name, i, read) for i in range(3))
@@ -58,7 +61,7 @@ def _layer(parts: Parts, name: str, x: str) -> str:
         q, k = _rotated(parts, name, q), _rotated(parts, name, k)
     out = parts.b.tensor(f"{name}.attended", n, hidden)
     dims = {"tokens": n, "H": sizes.heads, "D": sizes.head, "scale": 1 / math.sqrt(sizes.head)}
-    parts.b.add("attend_spans", dims, {"q": q, "k": k, "v": v, "spans": "spans"}, name, out=out)
+    parts.b.add("attend_spans", dims, {"q": q, "k": k, "v": v, "spans": spans}, name, out=out)
     x = parts.sum(f"{name}.attn_sum", x, parts.linear(f"{name}.attn_out", out, hidden, hidden, bias=bias))
     y = _inner(parts, name, parts.norm(f"{name}.ln2", x, n, hidden))
     return parts.sum(f"{name}.ffn_sum", x, parts.linear(f"{name}.ffn_down", y, sizes.ffn, hidden, bias=bias))

@@ -9,8 +9,11 @@ from .parts import Parts
 
 def norm_mlp(parts: Parts, x: str) -> str:
     """Each patch normalised, then neighbours side by side through two matrices."""
-    read = parts.layer_norm("v.post_ln", x, parts.patches, parts.sizes.hidden)
-    return two_matrices(parts, ("mm.0", "mm.2"), read, parts.sizes.hidden * parts.sizes.merge**2, "features")
+    read, layers = parts.norm("v.post_ln", x, parts.patches, parts.sizes.hidden), ("mm.0", "mm.2")
+    width = parts.sizes.hidden * parts.sizes.merge**2
+    if parts.sizes.window:
+        return parts.reordered(two_matrices(parts, layers, read, width, "v.in_windows"), "features")
+    return two_matrices(parts, layers, read, width, "features")
 
 
 def two_matrices(

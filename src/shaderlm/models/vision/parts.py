@@ -102,6 +102,18 @@ class Parts:
         self.b.add(op, {"count": tensor.size}, {"x": x}, layer_of(x), out=out)
         return out
 
+    def reordered(self, x: str, out: str) -> str:
+        """Rows of a tensor in the order of the input `order`."""
+        rows, width = self.b.tensors[x].shape
+        inputs = {
+            "weight": x,
+            "rows": self.b.tensor("order", rows, 1, role="input", format="u32"),
+            "factors": self.b.tensor("order_factors", rows, 1, role="input"),
+        }
+        self.b.tensor(out, rows, width)
+        self.b.add("weighted_rows", {"tokens": rows, "N": rows, "K": width, "taps": 1}, inputs, layer_of(x), out=out)
+        return out
+
     def pairwise(self, op: str, a: str, b: str) -> str:
         """An op on the values of two tensors of one shape."""
         tensor = self.b.tensors[a]

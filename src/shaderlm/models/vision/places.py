@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,16 @@ def tower_inputs(sizes: Sizes, layout: Layout) -> dict[str, NDArray[Any]]:
     if sizes.family.rope:
         between = sizes.family.rope == "between"
         inputs["turns"] = vision.turns(layout.places(), sizes.head, sizes.theta, between=between)
-    ends = np.cumsum(layout.tile_patches)
-    spans = [np.tile((end - count, end), (count, 1)) for end, count in zip(ends, layout.tile_patches, strict=True)]
-    inputs["spans"] = np.concatenate(spans).astype(np.uint32)
+    inputs["spans"] = _spans(layout.tile_patches)
+    if sizes.window:
+        inputs["windows"] = _spans([count * layout.merge**2 for count in layout.window_tokens()])
+        inputs["order"] = np.argsort(layout.window_order()).astype(np.uint32)[:, None]
+        inputs["order_factors"] = np.ones(inputs["order"].shape, np.float32)
     return inputs
+
+
+def _spans(counts: Iterable[int]) -> NDArray[np.uint32]:
+    """First and end of its span for every row, from the rows of each span."""
+    counts = np.array(list(counts))
+    ends = np.cumsum(counts)
+    return np.repeat(np.stack([ends - counts, ends], axis=1), counts, axis=0).astype(np.uint32)

@@ -29,6 +29,8 @@ class Sizes:
     activation: str
     out: int  # width of the text model
     deepstack: tuple[int, ...]  # layers after which features are taken, too
+    window: int  # tokens on a side of a window; 0: there are none
+    full: tuple[int, ...]  # layers that see the whole picture all the same
     formats: Mapping[str, str] = field(repr=False)
     shapes: Shapes = field(repr=False)
 

@@ -81,7 +81,7 @@ def described_tower(
     keys = Keys(metadata)
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     patch, image = keys.whole("patch_size", maximum=256), keys.whole("image_size", maximum=1 << 14)
-    if hidden % heads or (hidden // heads) % 4 or image % patch:
+    if hidden % heads or (hidden // heads) % 4 or (family.positions and image % patch):
         raise ModelError(f"{PREFIX}: {hidden} values for {heads} heads, or images of {image} for patches of {patch}")
     layers = keys.whole("block_count", maximum=1024)
     side_key = "spatial_merge_size" if family.rope else "projector.scale_factor"
@@ -89,7 +89,10 @@ def described_tower(
     flags = keys.get("is_deepstack_layers") or [False] * layers
     if not isinstance(flags, list) or len(flags) != layers:
         raise keys.wrong("is_deepstack_layers", f"{layers} times true or false", flags)
-    processor = _processor(family, keys, patch, merge, image, image_tokens)
+    window = keys.whole("window_size", family.window) // patch // merge if family.window else 0
+    if family.window and not window:
+        raise keys.wrong("window_size", f"at least {patch * merge}", keys.get("window_size"))
+    processor = _processor(family, keys, patch, merge, image, window, image_tokens)
     tower = Tower(
         family=family,
         hidden=hidden,
@@ -105,6 +108,8 @@ def described_tower(
         activation=_activation(family, keys),
         out=keys.whole("projection_dim"),
         deepstack=tuple(i for i, flag in enumerate(flags) if flag),
+        window=window,
+        full=_full_layers(keys, layers) if window else (),
         processor=processor,
         formats=formats,
         shapes=shapes,
@@ -123,12 +128,23 @@ def _activation(family: Family, keys: Keys) -> str:
     return str(name)
 
 
+def _full_layers(keys: Keys, layers: int) -> tuple[int, ...]:
+    """Those that a folder names, or every so many that a GGUF file says."""
+    named = keys.get("fullatt_block_indexes")
+    if named is None:
+        period = keys.whole("n_wa_pattern")
+        return tuple(range(period - 1, layers, period))
+    if not isinstance(named, list) or not all(type(i) is int and 0 <= i < layers for i in named):
+        raise keys.wrong("fullatt_block_indexes", f"numbers of layers, from 0 to {layers - 1}", named)
+    return tuple(named)
+
+
 def _processor(
-    family: Family, keys: Keys, patch: int, merge: int, image: int, image_tokens: tuple[int, int] | None
+    family: Family, keys: Keys, patch: int, merge: int, image: int, window: int, image_tokens: tuple[int, int] | None
 ) -> Processor:
     unit = (patch * merge) ** 2
     least, most = (
-        keys.whole("image_min_pixels", 64 * unit, 1 << 30),
+        keys.whole("image_min_pixels", family.least_tokens * unit, 1 << 30),
         keys.whole("image_max_pixels", 16384 * unit, 1 << 30),
     )
     if image_tokens is not None and family.sizing == "area":
@@ -149,4 +165,5 @@ def _processor(
         placeholder=family.placeholder,
         token=family.token,
         texts=family.texts,
+        window=window,
     )
