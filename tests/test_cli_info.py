@@ -27,6 +27,7 @@ from .command_line import shaderlm
 from .folders import folder_of, replace_config
 from .gguf_files import write_gguf
 from .session import Session
+from .sweeps import every_third_by_default
 from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny models")
@@ -239,7 +240,7 @@ def test_the_model_may_be_named_as_in_the_other_commands(tmp_path: Path) -> None
 # Sizes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", every_third_by_default(names()))
 def test_sizes_are_those_of_plans(name: str, tmp_path: Path) -> None:
     """For every architecture; plans say what buffers a GPU then has."""
     path = write_recorded(tmp_path / "tiny.gguf", recorded(name))

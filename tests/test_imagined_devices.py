@@ -23,6 +23,8 @@ from shaderlm.kernels.linear.measured import GEMV_INT16
 from shaderlm.kernels.route import filling, over_limits, processors
 from shaderlm.models.shapes import SYNTHETIC
 
+from .sweeps import every_third_by_default
+
 
 class Imagined(NamedTuple):
     processors: int
@@ -76,7 +78,7 @@ def _most(dims: dict[str, Any]) -> int:
     return max(config.tiles(dims) * min(8, config.groups(dims)) for config in tiles_for(dims).configs)
 
 
-@pytest.mark.parametrize("imagined", devices(), ids=str)
+@pytest.mark.parametrize("imagined", every_third_by_default(devices()), ids=str)
 def test_products_fit_and_fill_a_device(imagined: Imagined) -> None:
     """Within limits; and no more than half of the processors are idle, if the smallest tiles allow."""
     caps = imagined.caps
@@ -95,7 +97,7 @@ def test_products_fit_and_fill_a_device(imagined: Imagined) -> None:
 HEADS = sorted({(shape.Hq, shape.Hkv, shape.D) for shape in SYNTHETIC.values() if shape.Hq})
 
 
-@pytest.mark.parametrize("imagined", devices(), ids=str)
+@pytest.mark.parametrize("imagined", every_third_by_default(devices()), ids=str)
 def test_attention_fits_and_fills_a_device(imagined: Imagined) -> None:
     """Within limits; and no more than half of the processors are idle, if rows, kv heads and splits allow."""
     caps = imagined.caps

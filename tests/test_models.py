@@ -19,6 +19,7 @@ from shaderlm.graph.fuse import FUSIONS
 from shaderlm.runtime.runner import SequenceChunk, StepResult
 
 from .session import Session
+from .sweeps import every_third_by_default
 from .tiny_models import KINDS, write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny models")
@@ -86,7 +87,7 @@ def twins(kind: str, tmp_path: Path) -> tuple[Path, Any]:
         return source, model.logits(IDS[:9])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every_third_by_default(KINDS))
 def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, twins: tuple[Path, Any]) -> None:
     source, expected = twins
     with shaderlm.load(source, device="numpy") as model:

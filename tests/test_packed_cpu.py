@@ -39,6 +39,7 @@ from .gguf_files import quantised
 from .oracles import NAMES, Oracle
 from .runners import runner_of
 from .session import Session as Sequence
+from .sweeps import every_third_by_default
 from .tiny_models import write_tiny_llama
 from .weights import make_weight, whole_k
 
@@ -361,12 +362,12 @@ def compare_with_numpy(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["q4_1", pytest.param("q8_0", marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "gpt-oss-mxfp4"])  # that one is quantised
+@pytest.mark.parametrize("name", every_third_by_default(name for name in NAMES if name != "gpt-oss-mxfp4"))  # quantised
 def test_quantised_checkpoints(name: str, kind: str, oracles: dict[str, Oracle], tmp_path: Path) -> None:
     compare_with_numpy(quantised(oracles[name].gguf, tmp_path / "packed.gguf", kind))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", every_third_by_default(names()))
 def test_quantised_checkpoints_without_an_oracle(name: str, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "tiny.gguf", recorded(name))
     compare_with_numpy(quantised(path, tmp_path / "packed.gguf"))

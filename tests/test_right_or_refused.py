@@ -300,7 +300,7 @@ def _others(value: Any) -> list[Any]:
     return [[_others(item)[0] for item in value], value[1:], [*value[1:], value[0]]]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_key_with_another_value(name: str, computed: Computed) -> None:
     file = in_memory(name)
     keys = file.keys()
@@ -311,7 +311,7 @@ def test_a_key_with_another_value(name: str, computed: Computed) -> None:
                 assert free(key, {**keys, key: other}, file.own), f"{key}={other!r} for {value!r} changes nothing"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_key_that_is_missing(name: str, computed: Computed) -> None:
     file = in_memory(name)
     keys = file.keys()
@@ -322,7 +322,7 @@ def test_a_key_that_is_missing(name: str, computed: Computed) -> None:
             assert known, f"{key} may be missing: give what it is then in DEFAULTS, or read it without a default"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_key_that_is_added(name: str, computed: Computed) -> None:
     """Every key of the gguf package, and one that nobody knows."""
     file = in_memory(name)
@@ -366,7 +366,7 @@ def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(
 # Tensors -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_tensor_that_is_missing(name: str, computed: Computed) -> None:
     file = in_memory(name)
     for tensor in file.tensors:
@@ -378,7 +378,7 @@ def test_a_tensor_that_is_missing(name: str, computed: Computed) -> None:
             assert repr(tensor) in found or "does not read" in found, f"without {tensor}: {found}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_tensor_of_another_shape(name: str, computed: Computed) -> None:
     file = in_memory(name)
     for tensor, info in file.tensors.items():
@@ -433,7 +433,7 @@ def _known(file: InMemory) -> set[str]:
     return {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[number]} | dense
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_tensor_that_is_added(name: str, computed: Computed) -> None:
     known = _known(in_memory(name))
     _check_added(name, sorted(known | {"a.tensor", "blk.{bid}.a.tensor"}), computed)

@@ -48,6 +48,7 @@ from .front_ends import read_shader
 from .gguf_files import quantised
 from .runners import runner_of
 from .session import Session
+from .sweeps import some_by_default
 from .tiny_models import tiny_metadata, write_tiny_llama
 from .web_runner import WebRunner, chosen, weight_stream
 
@@ -101,7 +102,7 @@ def known() -> dict[str, Exported]:
     return {}
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=some_by_default(MODELS, ("llama-llama3", "gpt-oss", "qwen35")))
 def made(
     request: pytest.FixtureRequest, known: dict[str, Exported], tmp_path_factory: pytest.TempPathFactory
 ) -> Exported:
