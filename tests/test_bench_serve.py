@@ -227,9 +227,11 @@ def test_the_command_prints_saves_and_draws(server: Running, tmp_path: Path) -> 
     options = ["--concurrency", "1,2", "-p", "4-8", "-n", 6, "--num-requests", 3, "--save", saved, "--chart", drawn]
     done = shaderlm("bench", "serve", "--url", server.url, *options)
     assert (done.code, done.err) == (0, "")
-    for words in ("1 stream ", "2 streams ", "time to first token", "between tokens", "end to end", "p99"):
+    for words in ("1 stream ", "2 streams ", "time to first token", "end to end", "p99"):
         assert words in done.out
     found = json.loads(saved.read_text(encoding="utf-8"))
+    # On a busy machine all tokens may come in one event, and then there is nothing between.
+    assert ("between tokens" in done.out) == any("itl_ms" in run for run in found["runs"])
     assert found["server"]["name"] == "tiny"
     assert [run["name"] for run in found["runs"]] == ["1 stream", "2 streams"]
     for run in found["runs"]:

@@ -19,6 +19,7 @@ import pytest
 
 from shaderlm.errors import InputError, ModelError, ShaderlmError
 from shaderlm.limited import LimitedProgram
+from shaderlm.limited.process import HAS_TIMER
 from shaderlm.text import ChatTemplate, RenderLimits
 
 PROGRAM = """
@@ -99,6 +100,14 @@ def test_what_costs_too_much_ends(program: LimitedProgram, asked: dict[str, Any]
     assert after != before, "another process goes on"
 
 
+@pytest.mark.skipif(not HAS_TIMER, reason="a timer of the processor's time")
+def test_only_time_of_the_processor_counts(program: LimitedProgram) -> None:
+    """A busy machine refuses nothing."""
+    answer = program.ask({"sleep": 0.5, "say": "rested"}, 0.25, 100)
+    assert answer[:2] == ("said", "rested")
+    assert answer.seconds < 0.25
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how much memory a process has")
 def test_a_process_that_keeps_memory_is_not_used_again(program: LimitedProgram) -> None:
     """Otherwise each request would get as much again."""
@@ -174,6 +183,7 @@ def test_processes_end_with_whoever_started_them(tmp_path: Path) -> None:
         textwrap.dedent(f"""
         import threading, time
         from shaderlm.limited import LimitedProgram
+from shaderlm.limited.process import HAS_TIMER
         program = LimitedProgram({str(tmp_path / "program.py")!r}, ())
         pid = program.ask({{}}, 60, 100)[1]
         threading.Thread(target=program.ask, args=({{"sleep": 600}}, 2, 100), daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from weakref import WeakSet
 
 from ..errors import InputError, ShaderlmError
 from . import process
-from .process import GROWN, MEMORY, read_frame, write_frame
+from .process import GROWN, HAS_TIMER, MEMORY, PATIENCE, read_frame, write_frame
 
 # All that a process gets of the environment: for dates, for Windows, and for Pythons whose library is elsewhere.
 _ENVIRONMENT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
@@ -69,8 +70,8 @@ class LimitedProgram:
     def ask(self, question: Mapping[str, Any], seconds: float, most: int) -> Answer:
         """What the program says, in at most so many bytes; or one of these words.
 
-        time: it took more than these seconds. memory: it needed too much. ended: the process did, whatever the reason.
-        How long one waits for a process does not count.
+        time: it took more than these seconds, of the processor where the system can tell them. memory: it needed too
+        much. ended: the process did, whatever the reason. How long one waits for a process does not count.
         """
         try:
             request = {"seconds": seconds, "memory": self._memory, "question": question}
@@ -80,11 +81,12 @@ class LimitedProgram:
         with self._process() as process:
             started = time.monotonic()
             answer = process.answer(frame, most)
-            took = time.monotonic() - started
-        if answer is None:
-            return Answer("time" if took >= seconds else "ended", "", took)
-        kind, _, text = answer.partition(b"\n")
-        return Answer(kind.decode().removesuffix(GROWN), text.decode(errors="surrogatepass"), took)
+            if answer is None:
+                late = time.monotonic() - started >= seconds * (PATIENCE if HAS_TIMER else 1)
+                return Answer("time" if late or process.was_timed_out() else "ended", "", seconds)
+        head, _, text = answer.partition(b"\n")
+        kind, took = head.decode().split()
+        return Answer(kind.removesuffix(GROWN), text.decode(errors="surrogatepass"), float(took))
 
     @contextmanager
     def _process(self, first: bool = False) -> Iterator[_Process]:
@@ -159,7 +161,7 @@ class _Process:
             answer = self._read(most)
         except OSError:  # it ended while it read
             answer = None
-        word = b"" if answer is None else answer[: answer.find(b"\n")]
+        word = b"" if answer is None else answer.split(maxsplit=1)[0]
         if word in (b"", MEMORY.encode()) or word.endswith(GROWN.encode()) or len(frame) > _LARGE_BYTES:
             self.end()
         return answer
@@ -174,6 +176,10 @@ class _Process:
     def has_ended(self) -> bool:
         """Did it end by itself? The system may end processes where memory is short."""
         return self._process.poll() is not None
+
+    def was_timed_out(self) -> bool:
+        """Did the timer of the processor's time end it?"""
+        return HAS_TIMER and self._process.returncode == -signal.SIGPROF
 
     def end(self) -> None:
         """End it, whatever it does."""

@@ -1,10 +1,12 @@
 """A process that works within limits. `pool.py` runs this file as a program, and loses the process at any time.
 
 Some work has a cost that nobody can tell before it is done, and libraries that cannot be interrupted do it. Here the
-time ends the process, whatever it computes, and its memory is limited where the system can do that.
+time ends the process, whatever it computes, and its memory is limited where the system can do that. Time is that of
+the processor, so that a busy machine refuses nothing; on Windows it is the clock's.
 
 Requests and answers are frames: four bytes of length, then as many bytes. A request is JSON. An answer is a word that
-says what it is, a line end, and text. Only the standard library is imported, and what the program itself imports.
+says what it is, the seconds that it took, a line end, and text. Only the standard library is imported, and what the
+program itself imports.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,6 +25,8 @@ from typing import IO, Any
 
 READY, MEMORY = "ready", "memory"
 GROWN = "+"  # after a word: the process has more memory than at its beginning, and is not to be used again
+HAS_TIMER = hasattr(signal, "setitimer")  # of processor time: its signal ends a process
+PATIENCE = 10  # times as long by the clock as by the processor's time
 _READ_BYTES = 256 << 20  # for a request that is read
 _BYTES_PER_BYTE = 12  # of a request: its JSON, and its text with four bytes per character, twice
 
@@ -45,8 +51,23 @@ def write_frame(stream: IO[bytes], *parts: bytes) -> None:
     stream.flush()
 
 
-def _write_answer(stream: IO[bytes], kind: str, text: str = "") -> None:
-    write_frame(stream, kind.encode(), b"\n", text.encode(errors="surrogatepass"))
+def _write_answer(stream: IO[bytes], kind: str, text: str = "", seconds: float = 0.0) -> None:
+    write_frame(stream, f"{kind} {seconds:.6f}\n".encode(), text.encode(errors="surrogatepass"))
+
+
+def _limit_time(seconds: float, nowhere: IO[str]) -> None:
+    """End the process after so long, whatever it computes."""
+    if HAS_TIMER:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        seconds *= PATIENCE
+    # From a thread that does not wait for the interpreter.
+    faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+
+
+def _end_limit() -> None:
+    faulthandler.cancel_dump_traceback_later()
+    if HAS_TIMER:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 class _Memory:
@@ -89,13 +110,15 @@ def _run(answer: Answer, requests: IO[bytes], answers: IO[bytes]) -> None:
                 most = request["memory"]
                 memory.limit(most + size)
                 del frame
-                # Ends the process from a thread that does not wait for the interpreter.
-                faulthandler.dump_traceback_later(request["seconds"], exit=True, file=nowhere)
+                _limit_time(request["seconds"], nowhere)
+                started = time.process_time()
                 kind, text = answer(request["question"])
-                faulthandler.cancel_dump_traceback_later()
+                took = time.process_time() - started
+                _end_limit()
                 del request
-                _write_answer(answers, kind + (GROWN if memory.has_grown(most // 2) else ""), text)
+                _write_answer(answers, kind + (GROWN if memory.has_grown(most // 2) else ""), text, took)
             except MemoryError:
+                _end_limit()
                 _write_answer(answers, MEMORY)
             memory.limit(_READ_BYTES)
 
@@ -112,6 +135,8 @@ def _answer_of(path: str) -> Answer:
 
 
 if __name__ == "__main__":
+    if HAS_TIMER:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whoever started this may ignore it
     threading.stack_size(256 << 10)  # of the thread that ends the process; the system's own may be all there is
     program, *folders = sys.argv[1:]
     sys.path += folders  # of the packages that it imports: this interpreter knows of none

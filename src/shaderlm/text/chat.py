@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import reprlib
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,6 +65,7 @@ class ChatTemplate:
         name: str = "the chat template of this model",
     ) -> None:
         self.source, self._limits, self._name = source, limits, name
+        self._seconds = 0.0  # that renderings took
         self._special = {"bos_token": bos, "eos_token": eos}
 
     def render(
@@ -205,20 +205,16 @@ class ChatTemplate:
         """The form of calls, or why there is none. One whose template has no tools is told in the messages."""
         if not self.knows_tools:
             return TAGGED
-        remaining = _PROBES * self._limits.seconds
+        most = self._seconds + _PROBES * self._limits.seconds
 
         def render(messages: Any, tools: Any, prompt: bool) -> str | None:
-            nonlocal remaining
-            if remaining <= 0:
+            if self._seconds >= most:
                 raise ModelError(f"{self._name} takes too long to show calls")
-            started = time.monotonic()
             variables = {**self._variables(tools), "messages": messages, "add_generation_prompt": prompt}
             try:
                 return self._ask(variables)
             except (_FailedError, InputError):
                 return None
-            finally:
-                remaining -= time.monotonic() - started
 
         try:
             return probe(render)
@@ -257,7 +253,8 @@ class ChatTemplate:
             )
         limits = self._limits
         request = {"source": self.source, "variables": variables, "max_bytes": limits.max_bytes}
-        kind, text, _ = _jinja.ask(request, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
+        kind, text, seconds = _jinja.ask(request, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
+        self._seconds += seconds
         if kind == "text":
             return text
         if kind == "refused":
