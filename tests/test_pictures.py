@@ -9,6 +9,8 @@ import random
 import struct
 import time
 import zlib
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,15 @@ def _scene(width: int = 12, height: int = 8) -> Any:
     return Image.fromarray(np.stack([x * 20 % 256, y * 30 % 256, (x + y) * 10 % 256], -1).astype(np.uint8))
 
 
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    """Of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def _png(width: int, height: int) -> bytes:
     """A header that promises so many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + _chunk(b"IDAT", zlib.compress(b"\0" * 100)) + _chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WEBP", "JPEG"])
@@ -161,12 +164,40 @@ def test_truncated_files() -> None:
                 _ = open_picture(data[:length]).pixels
 
 
+def _files_of_all_kinds() -> list[bytes]:
+    """Of all formats and modes, with several frames, and with blocks that are no pixels."""
+    scene, deep = _scene(33, 21), np.arange(33 * 21).reshape(21, 33) * 90
+    several = {"save_all": True, "append_images": [scene.transpose(0), scene.transpose(1)]}
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "x" * 3000
+    return [
+        *(_file(scene, kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP")),
+        *(_file(scene, kind, **several) for kind in ("PNG", "WEBP", "GIF")),
+        *(_file(scene.convert(mode), "PNG") for mode in ("1", "L", "LA", "RGBA", "P")),
+        _file(Image.fromarray(deep.astype(np.uint16)), "PNG"),
+        _file(scene.quantize(8), "PNG", transparency=0),
+        _file(scene.convert("CMYK"), "JPEG"),
+        _file(scene, "JPEG", progressive=True, exif=exif, icc_profile=b"\0" * 70_000),
+        _file(scene, "PNG", exif=exif, icc_profile=bytes(5000)),
+        _file(scene.convert("RGBA"), "WEBP", lossless=True, exif=exif),
+        _file(scene.convert("P"), "BMP"),
+    ]
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0
+
+
 def test_damaged_files() -> None:
-    """Whatever bytes differ: pixels of the size that was announced, or our own error, in bounded time."""
+    """Whatever bytes differ: pixels of the size that was announced, or our own error, in bounded time and memory."""
     rng = random.Random(1)
-    files = [_file(_scene(33, 21), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP")]
-    slowest = 0.0
-    for i in range(100 if runs_by_default() else 5000):
+    files, count = _files_of_all_kinds(), 300 if runs_by_default() else 5000
+    slowest, before = 0.0, 0
+    for i in range(count):
+        if i == count // 2:
+            before = _resident()
         data = bytearray(files[i % len(files)])
         for _ in range(rng.choice((1, 2, 5, 40))):
             # Headers more often than contents.
@@ -182,6 +213,100 @@ def test_damaged_files() -> None:
             pass
         slowest = max(slowest, time.process_time() - started)
     assert slowest < 1
+    assert _resident() - before < 64 << 20
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
+def test_the_first_of_many_frames(kind: str) -> None:
+    """It is all that is decoded."""
+    frames = [_scene(8, 8), *(Image.new("RGB", (8, 8), (i % 256, 0, 0)) for i in range(200))]
+    options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
+    film = _file(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert np.array_equal(open_picture(film).pixels, np.asarray(_scene(8, 8)))
+
+
+def _with_chunks(*chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG with these after its header."""
+    data = _file(_scene(), "PNG")
+    return data[:33] + b"".join(_chunk(*each) for each in chunks) + data[33:]
+
+
+_ZEROS = zlib.compress(bytes(100 << 20))
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        (b"zTXt", b"x\0\0" + _ZEROS),
+        (b"iTXt", b"x\0\1\0\0\0" + _ZEROS),
+        (b"iCCP", b"x\0\0" + _ZEROS),
+        (b"tEXt", b"x\0" + b"y" * (8 << 20)),
+        (b"eXIf", b"MM\0*" + b"\xff" * (8 << 20)),
+        (b"PLTE", bytes(3 * 256)),
+    ],
+    ids=lambda chunk: chunk[0].decode(),
+)
+def test_chunks_that_are_no_pixels(chunk: tuple[bytes, bytes]) -> None:
+    """Those that become 100 MiB, or have 8: pixels or an error in words, soon, and no such memory."""
+    data = _with_chunks(chunk)
+    started, before = time.process_time(), _resident()
+    with suppress(InputError):
+        assert open_picture(data).pixels.shape == (8, 12, 3)
+    assert time.process_time() - started < 1
+    assert _resident() - before < 64 << 20
+
+
+_EXIF = b"\xff\xe1" + struct.pack(">H", 65_535) + b"Exif\0\0" + b"\xff" * 65_527  # a block of a JPEG
+
+
+def _jpeg_with(blocks: bytes, **options: Any) -> bytes:
+    data = _file(_scene(64, 64), "JPEG", **options)
+    return data[:2] + blocks + data[2:]
+
+
+def _jpeg_of_scans() -> bytes:
+    data = _file(Image.new("RGB", (2000, 1000)), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + 600 * data[last:-2] + data[-2:]
+
+
+def _gif_of_comments() -> bytes:
+    data = _file(_scene(), "GIF")
+    colours = 13 + 3 * 2 ** ((data[10] & 7) + 1)
+    return data[:colours] + 50_000 * b"\x21\xfe\1x\0" + data[colours:]
+
+
+def _png_of_blocks(side: int, size: int) -> bytes:
+    """Black, in blocks of so many bytes."""
+    contents = zlib.compress(bytes(side * (3 * side + 1)), 0)
+    blocks = b"".join(_chunk(b"IDAT", contents[i : i + size]) for i in range(0, len(contents), size))
+    return _png(side, side)[:33] + blocks + _chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: _jpeg_with(400 * _EXIF), "64 blocks of EXIF"),
+        (lambda: _jpeg_with(100_000 * b"\xff\xfe\0\2"), "too many parts"),
+        (_jpeg_of_scans, "may have 500 scans"),
+        (_gif_of_comments, "too many parts"),
+        (lambda: _with_chunks(*[(b"tEXt", b"x\0y")] * 20_000), "too many parts"),
+        (lambda: _png_of_blocks(100, 1), "too many parts"),
+    ],
+)
+def test_files_of_many_parts(made: Callable[[], bytes], words: str) -> None:
+    """Those that decoders take time for, however few bytes and pixels there are: refused in words, soon."""
+    data = made()
+    started = time.process_time()
+    with pytest.raises(InputError, match=words):
+        _ = open_picture(data).pixels
+    assert time.process_time() - started < 1
+
+
+def test_usual_numbers_of_parts() -> None:
+    """A JPEG with much EXIF and ten scans, and a PNG in blocks of 1 KiB."""
+    assert open_picture(_jpeg_with(8 * _EXIF, progressive=True)).pixels.shape == (64, 64, 3)
+    assert open_picture(_png_of_blocks(1000, 1024)).pixels.shape == (1000, 1000, 3)
 
 
 # Layouts -------------------------------------------------------------------------------------------------

@@ -39,6 +39,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", value)
             self.end_headers()
+        elif name == "silent":
+            time.sleep(1)
+        elif name == "endless":
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"x" * 1000)
         elif name == "slow":
             self.send_response(200)
             self.end_headers()
@@ -92,14 +100,29 @@ def test_what_is_fetched(host: str) -> None:
         ("/to?file:///etc/passwd", "must be http:// or https://"),
         ("/to?/to?/to?/to?/to?/a", "more than 3 times"),
         ("/slow", "5 s|in time|0.3 s"),
+        ("/silent", "in time|0.3 s"),
+        ("/endless", "more than 4,000 bytes"),
     ],
 )
 def test_what_is_refused(host: str, path: str, words: str) -> None:
     begin = time.monotonic()
     with pytest.raises(ApiError, match=words) as problem:
-        _fetch(host + path, 0.3 if path == "/slow" else 5, admits=_here)
+        _fetch(host + path, 0.3 if path in ("/slow", "/silent") else 5, admits=_here)
     assert problem.value.status == 400
     assert time.monotonic() - begin < 2
+
+
+def test_a_name_that_is_looked_up_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request does not wait for the system's resolver, which cannot be stopped."""
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: answered.wait(20) and [])
+    begin = time.monotonic()
+    try:
+        with pytest.raises(ApiError, match=r"more than 0\.2 s"):
+            _fetch("http://pictures.example/a", 0.2)
+        assert time.monotonic() - begin < 2
+    finally:
+        answered.set()
 
 
 @pytest.mark.parametrize(

@@ -246,15 +246,19 @@ def test_options_of_each_model(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(
         f'[small]\nmodel = "{folder}/ant.gguf"\nalias = "little"\ntags = ["fast"]\nctx-size = 128\ntop_k = 3\n'
-        "[cow]\nparallel = 2\nno-tune = true\nwarmup = false\n"
+        "[cow]\nparallel = 2\nno-tune = true\nwarmup = false\nmmproj = 'eyes.gguf'\nimage-tokens = [4, 64]\n"
+        "[bee]\nno-vision = true\n"
     )
     common = ("--models-dir", folder, "--models-file", file, "--temp", "0.5", "--ctx-size", "64", "--models-max", 0)
     models, loaded = models_of(*common, "-m", folder / "ant.gguf", "--sleep-idle-seconds", 3)
-    assert [each.name for each in models.all()] == ["ant", "small", "cow", "bad", "bee"]
+    assert [each.name for each in models.all()] == ["ant", "small", "cow", "bee", "bad"]
     assert loaded["small"]["aliases"] == ("small", "little")
     assert (loaded["small"]["ctx_size"], loaded["small"]["sampling"]) == (128, {"temperature": 0.5, "top_k": 3})
     assert (loaded["cow"]["ctx_size"], loaded["cow"]["parallel"], loaded["cow"]["no_tune"]) == (64, 2, True)
     assert (loaded["cow"]["warmup"], loaded["bee"]["warmup"]) == (False, True)
+    assert [loaded[name]["image_tokens"] for name in ("cow", "ant")] == [(4, 64), None]
+    assert [loaded[name]["mmproj"] for name in ("cow", "ant")] == ["eyes.gguf", None]
+    assert [loaded[name]["no_vision"] for name in ("cow", "bee")] == [False, True]
     assert loaded["cow"]["model"] == str(folder / "cow.gguf")
     assert models.get("fast") is models.get("little") is models.get("small")
     assert (models.options.sleep_seconds, models.options.most) == (3.0, None)
@@ -268,6 +272,10 @@ def test_options_of_each_model(folder: Path, tmp_path: Path) -> None:
         ("[a]\nport = 80", "port in a is an option of the server"),
         ("[a]\nctx-sice = 80", "a.ctx-sice is not known; did you mean a.ctx-size"),
         ("[a]\nctx-size = 0", "a: Invalid value"),
+        ("[a]\nimage-tokens = [0, 4]", "a: Invalid value"),
+        ("[a]\nimage-tokens = 4", "image-tokens must be a list of 2, got 4"),
+        ("[a]\nno-vision = 'yes'", "no-vision must be true or false"),
+        ("[a]\nallow-image-urls = true", "allow-image-urls in a is an option of the server"),
         ("[a]\nalias = 'b'\n[b]", "'b' is a name of two models, a and b"),
     ],
 )

@@ -241,6 +241,10 @@ def test_addresses(server: Running, http: httpx.Client, monkeypatch: pytest.Monk
     monkeypatch.setattr(fetcher, "_get", lambda address, end, most: content)
     found = http.post("/v1/chat/completions", json=_chat(_image("https://pictures.example/a.png"), _text(text)))
     assert found.json()["usage"]["prompt_tokens"] == len(ids)
+    monkeypatch.setattr(fetcher, "_get", lambda address, end, most: b"<html>Sign in</html>")
+    found = http.post("/v1/chat/completions", json=_chat(_image("https://pictures.example/b.png")))
+    assert found.status_code == 400
+    assert "is not a PNG, JPEG, WebP, GIF or BMP file" in found.text
     fetcher.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import io
 import os
 import re
 import warnings
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..install import install_command
+from .parts import PartsReader, check_jpeg
 
 U8 = NDArray[np.uint8]
 MAX_BYTES = 32 << 20  # of a file
@@ -139,9 +139,13 @@ def _of_bytes(content: bytes) -> Picture:
         raise InputError(_too_many_bytes(len(content)))
     if not content:
         raise InputError("the picture is empty: it has 0 bytes")
+    if is_jpeg := content[:2] == b"\xff\xd8":
+        check_jpeg(content, 0)
     with _explained(), _opened(content) as image:
         width, height = image.size
         _check_size(width, height)
+        if is_jpeg:
+            check_jpeg(content, width * height)
         if _orientation(image) in _TURNED:
             width, height = height, width
     return Picture(width, height, content)
@@ -160,7 +164,7 @@ def _opened(content: bytes) -> Any:
         from PIL import Image
     except ImportError:
         raise InputError(f"pictures need Pillow: {install_command('vision')}") from None
-    return Image.open(io.BytesIO(content), formats=FORMATS)
+    return Image.open(PartsReader(content), formats=FORMATS)
 
 
 @contextmanager
