@@ -137,12 +137,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     implementation = config.getoption("--backend")
-    if any((item.get_closest_marker(name) is not None) != config.getoption(f"--{name}") for name in ("ray", "clients")):
+    marks = {mark.name for mark in item.iter_markers()}
+    if any((name in marks) != config.getoption(f"--{name}") for name in ("ray", "clients")):
         return False
-    if item.get_closest_marker("browser"):
+    if "browser" in marks:
         left_out = not config.getoption("--browser")
     else:
-        left_out = item.get_closest_marker("dawn") is not None and dawn.missing() is not None
+        left_out = "dawn" in marks and dawn.missing() is not None
     if implementation == "dawn" and config.getoption("--gpu-only") and not config.getoption("--all"):
         left_out |= item.path.stem in _KERNELS or getattr(item, "originalname", "") in _ON_DAWN_WITH_ALL
         left_out |= any(f"[{name}" in item.name for name in _PARAMETERS_ON_DAWN_WITH_ALL)

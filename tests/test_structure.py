@@ -267,7 +267,6 @@ _CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
     for kind, subgroups, f16 in (
         ("discrete", True, True),
-        ("discrete", True, False),
         ("discrete", False, False),
         ("software", True, False),
         ("software", False, True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
@@ -130,6 +130,7 @@ def _config(threads: int, lanes_per_row: int, rows: int, dims: Dims, caps: Devic
     )
 
 
+@cache
 def _memory(threads: int, lanes_per_row: int, stage: int) -> int:
     """Bytes of workgroup memory with so many blocks staged."""
     constants = {"WG": threads, "STAGE": stage, "SLOTS": slots(threads, lanes_per_row)}
