@@ -334,6 +334,7 @@ CASES: list[Case] = [
     *_cases("weighted_rows", "tokens N K taps", [(1, 1, 1, 1), (7, 16, 33, 4), (70, 256, 96, 1)]),
     *_cases("pad_columns", "tokens width to", [(1, 1, 32), (70, 33, 64)]),
     *_cases("mean_rows", "tokens group width", [(1, 1, 1), (7, 4, 33), (40, 16, 96)]),
+    *_cases("clamp", "count", [(1,), (70 * 33,)]),
     *_cases("attend_spans", "tokens H D scale", [(1, 1, 4, 0.5), (9, 2, 8, 0.35), (70, 3, 72, 0.118), (150, 2, 128, 0.088)]),
     *_cases("rope_by_row", "tokens H D rotary interleaved", [(1, 1, 4), (7, 3, 64, 32, True), (70, 2, 20, 16)]),
     *_cases(

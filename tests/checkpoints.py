@@ -82,6 +82,8 @@ def shortened(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Random numbers that make sense in a tensor of this name."""
+    if not shape:  # a bound
+        return np.array(-0.8 if name.endswith("_min") else 0.8, np.float32)
     values: NDArray[np.float32] = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
     if len(shape) == 1:
         return values / np.float32(10) + np.float32(0 if name.endswith("bias") else 1)

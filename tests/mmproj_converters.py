@@ -55,6 +55,29 @@ def write_qwen25vl(writer: GGUFWriter, config: Json, processor: Json, given: Ten
             writer.add_tensor(own, part)
 
 
+def write_gemma4(writer: GGUFWriter, config: Json, processor: Json, given: Tensors) -> None:
+    """Pixels of patches are channel by channel; bounds are vectors of one number. The image size means nothing."""
+    vision = config["vision_config"]
+    _sizes(writer, config, [0.0] * 3, [1.0] * 3, "num_hidden_layers")
+    writer.add_string("clip.vision.projector_type", "gemma4v")
+    writer.add_vision_image_size(224)
+    writer.add_vision_head_count(vision["num_attention_heads"])
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
+    suffixes = (".weight", *(f".{side}_{bound}" for side in ("input", "output") for bound in ("min", "max")))
+    for name, values in given.items():
+        if not name.startswith(("model.vision_tower.", "model.embed_vision.")):
+            continue
+        called = name.replace("model.vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+        called += ".weight" if called.endswith("position_embedding_table") else ""
+        if "input_proj" in name:
+            side = vision["patch_size"]
+            values = np.ascontiguousarray(values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
+        own = names.get_name(called, suffixes)
+        assert own is not None, called
+        writer.add_tensor(own, values.reshape(values.shape or 1))
+
+
 CONVERTERS: Mapping[str, Callable[[GGUFWriter, Json, Json, Tensors], None]] = {
     "qwen2_5_vl": write_qwen25vl,
+    "gemma4": write_gemma4,
 }

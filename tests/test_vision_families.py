@@ -32,6 +32,11 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VisionOracle
     return unpack_families(tmp_path_factory.mktemp("families"))
 
 
+def _tokens(name: str, source: str) -> tuple[int, int] | None:
+    """Of a picture, where the file does not say it."""
+    return None if source == "hf" else ROWS[name].image_tokens
+
+
 def _messages(oracle: VisionOracle, case: dict[str, Any]) -> list[dict[str, Any]]:
     """Those of a case, with its pictures."""
     found = messages(case["images"])
@@ -46,7 +51,7 @@ def test_pixels_and_features(name: str, source: str, families: dict[str, VisionO
     oracle = families[name]
     file = open_folder_tower(oracle.folder / "hf") if source == "hf" else open_mmproj(oracle.folder / "mmproj.gguf")
     assert file is not None
-    tower = read_tower(file.metadata, file.shapes, dict.fromkeys(file.shapes, "f32"))
+    tower = read_tower(file.metadata, file.shapes, dict.fromkeys(file.shapes, "f32"), _tokens(name, source))
     runner = NumpyTower(tower, TowerSource(file, tower))
     for number, case in enumerate(oracle.cases):
         pictures = [open_picture(path) for path in oracle.pictures(case)]
@@ -68,7 +73,9 @@ def test_pixels_and_features(name: str, source: str, families: dict[str, VisionO
 def test_ids_and_logits(name: str, source: str, families: dict[str, VisionOracle]) -> None:
     """Ids are those of the processor, what follows them is the same; the last row of logits; with a text beside."""
     oracle = families[name]
-    with load_with(oracle.folder / source, device="numpy", precision="exact") as model:
+    with load_with(
+        oracle.folder / source, device="numpy", precision="exact", image_tokens=_tokens(name, source)
+    ) as model:
         conversations = [_messages(oracle, case) for case in oracle.cases]
         text = [{"role": "user", "content": "what is in the street?"}]
         plain, *seen = model.chat([text, *conversations], **_GREEDY)
@@ -92,7 +99,13 @@ def test_on_a_device(name: str, families: dict[str, VisionOracle], device: Any) 
     oracle = families[name]
     conversations = [_messages(oracle, case) for case in oracle.cases]
     for where, cache in ((device, "f32"), ("cpu", None)):
-        with load_with(oracle.folder / "model.gguf", device=where, precision="exact", cache=cache) as model:
+        with load_with(
+            oracle.folder / "model.gguf",
+            device=where,
+            precision="exact",
+            cache=cache,
+            image_tokens=ROWS[name].image_tokens,
+        ) as model:
             found = model.chat(conversations, cache_prompt=False, **_GREEDY)
             assert [each.ids for each in found] == [case["greedy"] for case in oracle.cases]
             assert model.vision is not None
@@ -107,6 +120,9 @@ def test_on_a_device(name: str, families: dict[str, VisionOracle], device: Any) 
     ("name", "changes", "words"),
     [
         ("mistral3", {"vision_feature_layer": -2}, "vision_feature_layer is -2"),
+        ("qwen25vl", {"vision_config": {"fullatt_block_indexes": [9]}}, "fullatt_block_indexes must be numbers"),
+        ("gemma4-blocks", {"vision_config": {"num_key_value_heads": 1}}, "must have 2 heads of 16 values for keys"),
+        ("gemma4-blocks", {"vision_config": {"patch_size": None}}, "other values than expected"),
         ("mistral3", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
         ("pixtral", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
     ],
@@ -116,7 +132,9 @@ def test_what_is_refused(
 ) -> None:
     """By name, and text is read as before."""
     entry = recorded(name)
-    folder = write_folder(tmp_path / name, name, {**entry, "config": {**entry["config"], **changes}})
+    config = entry["config"]
+    inside = {key: {**config[key], **value} if isinstance(value, dict) else value for key, value in changes.items()}
+    folder = write_folder(tmp_path / name, name, {**entry, "config": {**config, **inside}})
     with load_with(folder, device="numpy") as model:
         assert words in caplog.text
         content = [{"type": "image", "image": np.zeros((8, 8, 3), np.uint8)}]

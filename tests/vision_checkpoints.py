@@ -55,6 +55,7 @@ class VisionRow(NamedTuple):
     tokens: tuple[str, ...]
     more: Mapping[str, Any] = MappingProxyType({})  # of the file of the processor that is not about pixels
     cases: tuple[tuple[str, ...], ...] = CASES
+    image_tokens: tuple[int, int] | None = None  # of the processor, which an mmproj file does not say
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -107,7 +108,62 @@ _LONGEST = {"resample": 3, "size": {"longest_edge": 64}, **_CLIP}
 
 _QWEN_TEXT = {key: value for key, value in _TEXT.items() if key not in ("head_dim", "sliding_window")}
 
+_GEMMA_TEXT = {
+    **_TEXT,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 32,
+    "sliding_window": 12,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+_GEMMA_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "position_embedding_size": 256,
+}
+
+
+def _gemma4(text: Mapping[str, Any], vision: Mapping[str, Any], cases: tuple[tuple[str, ...], ...]) -> VisionRow:
+    names = ("image", "boi", "eoi")
+    return VisionRow(
+        "gemma4",
+        "Gemma4",
+        {
+            "text_config": {**_GEMMA_TEXT, **text},
+            "vision_config": {**_GEMMA_VISION, **vision},
+            **{f"{name}_token_id": _FIRST + i for i, name in enumerate(names)},
+        },
+        {"image_processor_type": "Gemma4ImageProcessor", "do_normalize": False, "max_soft_tokens": 70},
+        "<|image|>",
+        ("<|image|>", "<|image>", "<image|>"),
+        cases=cases,
+        image_tokens=(1, 70),
+    )
+
+
+_LAYER_INPUTS = {
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": _FIRST + 3,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+
 ROWS: dict[str, VisionRow] = {
+    "gemma4-inputs": _gemma4(_LAYER_INPUTS, {"use_clipped_linears": True}, (("plain",), ("line",))),
+    "gemma4-blocks": _gemma4(
+        {"use_bidirectional_attention": "vision"}, {"standardize": True}, (("wide",), ("plain", "low"))
+    ),
     "qwen25vl": VisionRow(
         "qwen2vl",
         "Qwen2_5_VL",

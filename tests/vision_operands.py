@@ -58,6 +58,11 @@ def pad_columns(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     return {"x": x}, {"out": vision.pad_columns(x, d["to"])}
 
 
+def clamp(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    x, low, high = _normal(rng, d["count"]), np.array([-0.5], np.float32), np.array([0.75], np.float32)
+    return {"x": x, "low": low, "high": high}, {"out": np.clip(x, -0.5, 0.75)}
+
+
 def mean_rows(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     x = _normal(rng, d["tokens"] * d["group"], d["width"])
     return {"x": x}, {"out": x.astype(np.float64).reshape(d["tokens"], d["group"], -1).mean(axis=1)}
@@ -139,6 +144,7 @@ MAKERS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "patches": patches,
     "weighted_rows": weighted_rows,
     "pad_columns": pad_columns,
+    "clamp": clamp,
     "mean_rows": mean_rows,
     "attend_spans": attend_spans,
     "rope_by_row": rope_by_row,

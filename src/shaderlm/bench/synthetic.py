@@ -125,7 +125,7 @@ def load_synthetic(
         config = replace(config, context=context)
     tower = tower_of(shape)
     if tower is not None:
-        config = replace(config, images=tower.image_rows)
+        config = replace(config, images=tower.image_rows())
     target = choose_device(device, backend)
     moved = (lambda done, total: progress("making weights", done, total)) if progress else None
     runner: GpuRunner | NumpyRunner

@@ -184,7 +184,7 @@ def load_with(
         config = config_of_file(kind, file, context, dense=target is None and not packed, ignore_keys=ignore_keys)
         eyes = find_tower(file, config, mmproj, image_tokens, on_device=target is not None) if vision else None
         if eyes is not None:
-            config = replace(config, images=eyes.tower.image_rows)
+            config = replace(config, images=eyes.tower.image_rows(layer_inputs=bool(config.layer_input)))
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = FileSource(file)
         runner: GpuRunner | NumpyRunner

@@ -183,7 +183,8 @@ class StepCore:
         if images is None or rows.ids is None:
             return chunk
         sequence.shift = images.shift  # of what follows the prompt
-        return chunk._replace(images=images.chunk(sequence.length, rows.count))
+        ids = images.step_ids(rows.ids, sequence.length)
+        return chunk._replace(ids=ids, images=images.chunk(sequence.length, rows.count))
 
     def _chunk_of(self, rows: Rows, places: Iterator[int]) -> SequenceChunk:
         state, sequence = rows.state, rows.state.kv_sequence

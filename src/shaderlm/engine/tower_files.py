@@ -98,6 +98,8 @@ def _fitting(opened: VisionFile, config: Config, image_tokens: tuple[int, int] |
             raise ModelError(f"{opened.path}: the features of images have {tower.out} values, the text {config.hidden}")
         if tower.family.several_axes and config.sections is None:
             raise ModelError(f"{opened.path}: it does not fit the text model, whose positions have one axis")
+        if config.layer_input and tower.input_token >= config.vocabulary:
+            raise ModelError(f"{opened.path}: there is no token {tower.input_token} for inputs of layers")
         if tower.levels > config.layers or config.recurrent:
             raise ModelError(f"{opened.path}: it does not fit the layers of the text model")
         return TowerFile(opened, tower)

@@ -6,26 +6,15 @@ It is such a file, or is in a Hugging Face folder beside the text model (`hf.tow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ModelError
+from .gemma4_tower import gemma4_tensors
 from .gguf import GgufFile
-
-F32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class VisionTensor:
-    """A tensor as the tower wants it. `load` reads all of it."""
-
-    shape: tuple[int, ...]
-    kind: str
-    load: Callable[[], F32]
+from .tower_tensors import F32, VisionTensor
 
 
 class VisionFile:
@@ -64,6 +53,8 @@ def open_mmproj(path: Path) -> VisionFile:
                 return file.dense(name).reshape(shape)
 
             tensors[name] = VisionTensor(info.shape, info.kind, load)
+        if file.metadata.get("clip.vision.projector_type") == "gemma4v":
+            tensors = gemma4_tensors(tensors, file.metadata.get("clip.vision.attention.head_count"))
         if file.metadata.get("clip.projector_type") == "pixtral":
             tensors = _pixtral(tensors, file.metadata.get("clip.vision.attention.head_count"))
         return VisionFile(path, file.metadata, _as_matrices(tensors), file.close)

@@ -96,6 +96,11 @@ def put_features(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": out}
 
 
+def clamp(d: Dims, x: Operands) -> dict[str, Array]:
+    """Values between two bounds."""
+    return {"out": np.minimum(np.maximum(x["x"], x["low"]), x["high"])}
+
+
 def resize(d: Dims, x: Operands) -> dict[str, Array]:
     """One axis of a picture."""
     pixels = x["x"].reshape(d["outer"], d["size"], d["inner"])

@@ -357,6 +357,14 @@ _TABLE = (
         cost.nothing,
     ),
     Op(
+        "clamp",
+        "x, at least low and at most high",
+        ("x", "low", "high"),
+        dict.fromkeys(("count",), REQUIRED),
+        formulas.clamp,
+        cost.per_value(2, "count"),
+    ),
+    Op(
         "mean_rows",
         "mean_j x[group · t + j, :]",
         ("x",),

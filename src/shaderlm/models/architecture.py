@@ -600,7 +600,8 @@ class _Build:
         dims |= {"scale": config.factors.scores, "window": variant.window, "softcap": config.factors.score_cap}
         dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
         inputs = {"q": q, **caches, "batch": "batch"} | ({"page_table": "page_table"} if step.paged else {})
-        if self.images and self.images.sees_itself and not step.decode:
+        images = self.images if self.images and (variant.window or not self.images.in_windows) else None
+        if images and images.sees_itself and not step.decode:
             del dims["context"], dims["runs"]
             self.b.add("attention_reach", dims, {**inputs, "image_rows": "image_rows"}, layer, out=out)
             return self._linear(layer, "attn_output", out)

@@ -186,12 +186,15 @@ class ImageRows:
     """What a model that reads images does with their rows.
 
     levels: features of a row; those after the first are added after the first layers. sees_itself: rows of an image see
-    all of it. axes: positions in an image are rotated by their row and column.
+    all of it. axes: positions in an image are rotated by their row and column. in_windows: they see it in layers with a
+    window alone. input_token: where layers have inputs of their own, rows of images have those of this token.
     """
 
     levels: int
     sees_itself: bool
     axes: bool
+    in_windows: bool = False
+    input_token: int | None = None
 
 
 @dataclass(frozen=True)

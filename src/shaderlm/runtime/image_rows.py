@@ -63,6 +63,7 @@ class PromptImages:
     blocks: tuple[tuple[int, int], ...]  # rows that must be in one step: they see each other
     cache_ids: list[int]  # what a prefix cache compares in place of the prompt's ids
     features: tuple[Features, ...] = ()
+    input_token: int | None = None  # what rows of images have in place of their tokens
 
     def chunk(self, first: int, count: int) -> ImageChunk:
         """Rows of the prompt from a position on, or of what comes after it."""
@@ -85,6 +86,13 @@ class PromptImages:
             if first < end:
                 yield FeatureRows(each, first, end - first)
             begin += len(each)
+
+    def step_ids(self, ids: Sequence[int], first: int) -> Sequence[int]:
+        """Tokens from a position on, as a step reads them."""
+        if self.input_token is None:
+            return ids
+        known = self.records[first : first + len(ids), FEATURE]
+        return [*np.where(known > 0, self.input_token, ids[: len(known)]).tolist(), *ids[len(known) :]]
 
 
 def text_records(count: int, shift: int = 0) -> U32:
@@ -116,7 +124,7 @@ def place(ids: Sequence[int], images: Sequence[PlacedImage], how: ImageRows) -> 
         name = int.from_bytes(image.key, "little") << 32
         for i, position in enumerate(at.tolist()):
             cache_ids[position] = -1 - (name | i)
-    return PromptImages(records.astype(np.uint32), shift, tuple(blocks), cache_ids)
+    return PromptImages(records.astype(np.uint32), shift, tuple(blocks), cache_ids, input_token=how.input_token)
 
 
 def step_rows(chunks: Sequence[ImageChunk]) -> tuple[U32, list[FeatureRows]]:

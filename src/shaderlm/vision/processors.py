@@ -92,11 +92,12 @@ class Layout:
 class Processor:
     """The numbers of one checkpoint.
 
-    sizing: "area" keeps the shape of a picture and bounds its pixels; "square" has one size; "tiles" cuts a picture
-    into squares beside one that shows all of it; "longest" bounds the longest side.
+    sizing: "area" keeps the shape of a picture and bounds its pixels; "budget" makes it as large as it may be;
+    "square" has one size; "tiles" cuts a picture into squares beside one that shows all of it; "longest" bounds the
+    longest side.
     """
 
-    sizing: Literal["area", "square", "tiles", "longest"]
+    sizing: Literal["area", "budget", "square", "tiles", "longest"]
     patch: int
     merge: int
     filter: Filter
@@ -120,7 +121,7 @@ class Processor:
             return Layout((rows, columns), (size,), (Tile(0, 0, 0, *size),), self.patch, self.merge)
         if self.sizing == "tiles":
             return self._tiles(rows, columns)
-        size = self._area(rows, columns, unit) if self.sizing == "area" else self._longest(rows, columns, unit)
+        size = {"area": self._area, "budget": self._budget, "longest": self._longest}[self.sizing](rows, columns, unit)
         return Layout((rows, columns), (size,), (Tile(0, 0, 0, *size),), self.patch, self.merge, window=self.window)
 
     def _area(self, rows: int, columns: int, unit: int) -> Size:
@@ -139,6 +140,14 @@ class Processor:
             ratio = math.sqrt(self.least_pixels / (rows * columns))
             return math.ceil(rows * ratio / unit) * unit, math.ceil(columns * ratio / unit) * unit
         return size
+
+    def _budget(self, rows: int, columns: int, unit: int) -> Size:
+        factor = math.sqrt(self.most_pixels / (rows * columns))
+        size = math.floor(factor * rows / unit) * unit, math.floor(factor * columns / unit) * unit
+        longest = self.most_pixels // unit**2 * unit
+        if not size[0]:
+            return unit, min(columns // rows * unit, longest)
+        return size if size[1] else (min(rows // columns * unit, longest), unit)
 
     def _longest(self, rows: int, columns: int, unit: int) -> Size:
         ratio = max(rows, columns) / self.longest

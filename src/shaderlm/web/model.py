@@ -108,4 +108,4 @@ def _seeing(model: WebModel, eyes: TowerFile) -> WebModel:
     """With a tower."""
     tower = exportable(eyes.tower, projector(eyes.file.metadata), model.config)
     source = _BothSources(model.source, TowerSource(eyes.file, tower), tower.padded())
-    return replace(model, config=replace(model.config, images=tower.image_rows), source=source, tower=tower)
+    return replace(model, config=replace(model.config, images=tower.image_rows()), source=source, tower=tower)

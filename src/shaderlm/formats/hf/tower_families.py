@@ -91,6 +91,25 @@ def _gemma3(config: Json, processor: Json) -> Json:
     return {"projector.scale_factor": side // max(1, round(tokens**0.5))}
 
 
+def _gemma4(config: Json, processor: Json) -> Json:
+    vision, text = config["vision_config"], config.get("text_config") or {}
+    heads = vision.get("num_attention_heads", 12)
+    width = vision.get("head_dim", 64)
+    if vision.get("num_key_value_heads", heads) != heads or vision.get("hidden_size", heads * width) != heads * width:
+        raise ModelError(f"config.json: vision_config must have {heads} heads of {width} values for keys, too")
+    side = vision.get("patch_size", 16) * vision.get("pooling_kernel_size", 3)
+    rope = vision.get("rope_parameters") or {}
+    given = processor if processor.get("do_normalize") else {}
+    return {
+        "image_mean": given.get("image_mean", [0.0] * 3),
+        "image_std": given.get("image_std", [1.0] * 3),
+        "image_max_pixels": processor.get("max_soft_tokens", 280) * side**2,
+        "rope.freq_base": rope.get("rope_theta", 100.0),
+        "text_sees_images": text.get("use_bidirectional_attention") == "vision",
+        "layer_input_token": text.get("pad_token_id") or 0,
+    }
+
+
 def _idefics3(config: Json, processor: Json) -> Json:
     longest = size_of(processor).get("longest_edge", config["vision_config"].get("image_size"))
     return {"projector.scale_factor": config.get("scale_factor", 2), "preproc_image_size": longest}
@@ -169,6 +188,33 @@ _GEMMA3 = FolderFamily(
     {"attention.layer_norm_epsilon": 1e-6},
     _gemma3,
 )
+_GEMMA4 = FolderFamily(
+    "gemma4v",
+    (
+        (r"patch_embedder\.input_proj\.", "v.patch_embd."),
+        (r"patch_embedder\.position_embedding_table", "v.position_embd.weight"),
+        (r"encoder\.layers\.(\d+)\.input_layernorm\.", r"v.blk.\1.ln1."),
+        (r"encoder\.layers\.(\d+)\.pre_feedforward_layernorm\.", r"v.blk.\1.ln2."),
+        (r"encoder\.layers\.(\d+)\.post_attention_layernorm\.", r"v.blk.\1.attn_post_norm."),
+        (r"encoder\.layers\.(\d+)\.post_feedforward_layernorm\.", r"v.blk.\1.ffn_post_norm."),
+        (r"encoder\.layers\.(\d+)\.self_attn\.(q|k)_norm\.", r"v.blk.\1.attn_\2_norm."),
+        (r"encoder\.layers\.(\d+)\.self_attn\.(q|k|v)_proj\.(linear\.)?", r"v.blk.\1.attn_\2."),
+        (r"encoder\.layers\.(\d+)\.self_attn\.o_proj\.(linear\.)?", r"v.blk.\1.attn_out."),
+        (r"encoder\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.(linear\.)?", r"v.blk.\1.ffn_\2."),
+        (r"std_(bias|scale)", r"v.std_\1"),
+        (r"embedding_projection\.", "mm.input_projection."),
+    ),
+    {
+        **_SIZES,
+        "num_attention_heads": "attention.head_count",
+        "num_hidden_layers": "block_count",
+        "rms_norm_eps": "attention.layer_norm_epsilon",
+        "pooling_kernel_size": "projector.scale_factor",
+        "hidden_activation": "hidden_act",
+    },
+    {"attention.layer_norm_epsilon": 1e-6, "image_size": 224},
+    _gemma4,
+)
 _IDEFICS3 = FolderFamily(
     "idefics3",
     (*_SIGLIP, (r"modality_projection\.proj\.", "mm.model.fc.")),
@@ -209,6 +255,7 @@ FAMILIES: Mapping[str, FolderFamily] = {
     "qwen3_vl_moe": _QWEN3VL,
     "qwen2_5_vl": _QWEN25VL,
     "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
     "smolvlm": _IDEFICS3,
     "idefics3": _IDEFICS3,
     "mistral3 pixtral": _PIXTRAL,

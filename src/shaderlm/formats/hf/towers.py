@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
+from ..gemma4_tower import gemma4_tensors
 from ..safetensors import Safetensors
+from ..tower_tensors import F32, VisionTensor
 from ..unpack import unpack
-from ..vision_files import F32, VisionFile, VisionTensor, with_mergers
+from ..vision_files import VisionFile, with_mergers
 from .tower_families import FAMILIES, FolderFamily
 
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 _PREPROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _BEFORE = re.compile(
-    r"(model\.)?(visual|vision_tower\.vision_model|vision_tower|vision_model|multi_modal_projector|connector)\."
+    r"(model\.)?"
+    r"(visual|vision_tower\.vision_model|vision_tower|vision_model|multi_modal_projector|connector|embed_vision)\."
 )
 
 
@@ -68,7 +71,12 @@ def _metadata(folder: Path, config: dict[str, Any], vision: dict[str, Any], fami
     keys |= {"image_mean": processor.get("image_mean"), "image_std": processor.get("image_std")}
     if processor.get("resample") in _RESAMPLE:
         keys["resample"] = _RESAMPLE[processor["resample"]]
-    keys |= family.more(config, processor)
+    try:
+        keys |= family.more(config, processor)
+    except (TypeError, ValueError, AttributeError, OverflowError) as problem:
+        raise ModelError(
+            f"{folder}: vision_config or the processor has other values than expected: {problem}"
+        ) from None
     return {"clip.projector_type": family.projector, **{f"clip.vision.{key}": keys[key] for key in keys}}
 
 
@@ -101,6 +109,8 @@ def _folder_tensors(files: Safetensors, family: FolderFamily, metadata: Mapping[
             return unpack(files.raw(name), files.tensors[name].kind).reshape(files.tensors[name].shape)
 
         tensors[called] = VisionTensor(info.shape, info.kind, load)
+    if family.projector == "gemma4v":
+        return gemma4_tensors(tensors, metadata.get("clip.vision.attention.head_count"))
     if (kernel := tensors.get("v.patch_embd.weight")) is not None:
         tensors["v.patch_embd.weight"] = _of_moments(kernel)
     if (norm := tensors.get("mm.soft_emb_norm.weight")) is not None:

@@ -1,4 +1,4 @@
-"""Routes of ops of towers: positions, attention within spans, means of rows, and columns of zeros."""
+"""Routes of ops of towers: positions, attention within spans, bounds, means of rows, and columns of zeros."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def _whole_quads(dims: Dims, caps: DeviceCaps) -> str | None:
     return None
 
 
+def _clamp(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    buffers = {"x": f32(dims["count"]), "low": f32(1), "high": f32(1), "out": f32(dims["count"])}
+    return LaunchList((covering(Kernel("vision/clamp"), dims["count"], {"count": dims["count"]}),), buffers)
+
+
 def _mean_rows(dims: Dims, caps: DeviceCaps) -> LaunchList:
     count = dims["tokens"] * dims["width"]
     params = {"count": count, "size": dims["group"], "width": dims["width"]}
@@ -62,6 +67,7 @@ def _rope_by_row(dims: Dims, caps: DeviceCaps) -> LaunchList:
 ROUTES: tuple[Route, ...] = (
     Route("weighted_rows", "values", _weighted_rows),
     Route("attend_spans", "rows", _attend_spans, _whole_quads),
+    Route("clamp", "values", _clamp),
     Route("mean_rows", "values", _mean_rows),
     Route("pad_columns", "values", _pad_columns),
     Route("rope_by_row", "pairs", _rope_by_row),

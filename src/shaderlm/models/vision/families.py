@@ -15,7 +15,7 @@ class Family:
     positions of patches are found; "": there are none. rope: heads turn by row and column with the same frequencies,
     or those of columns lie between those of rows. merger: a row of `mergers.MERGERS`, what follows the last layer.
     activation: a row of `parts.ACTIVATIONS`, where the file does not say. gated: networks have a second product, which
-    the first one's activation multiplies.
+    the first one's activation multiplies. layer: a row of `graph.LAYERS`.
     """
 
     sizing: Any
@@ -31,12 +31,17 @@ class Family:
     activation: str = "gelu_pytorch_tanh"
     gated: bool = False
     patch_bias: bool = True
+    layer: str = "plain"
+    theta: float = 10000.0  # of rope, where files do not say
+    centred: bool = False  # the tower reads twice what the processor gives, less one
     window: int = 0  # pixels on a side of a window, where files may not say; 0: all layers see the whole picture
     texts: Mapping[str, str] = field(default_factory=dict)
     several_axes: bool = False  # the text rotates positions on three axes
     sees_itself: bool = False  # rows of an image in the text see all of it
+    in_windows: bool = False  # they do so in layers with a window alone
     merge: int = 0  # patches on a side of a token, where files may not say
     least_tokens: int = 64  # of a picture whose size decides, where files do not say
+    most_tokens: int = 16384
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -77,6 +82,26 @@ FAMILIES: Mapping[str, Family] = {
         texts={"begin": "\n\n<start_of_image>", "end": "<end_of_image>\n\n"},
         sees_itself=True,
         merge=4,
+    ),
+    "gemma4v": Family(
+        "budget",
+        "bicubic",
+        "<|image|>",
+        "<|image|>",
+        "mean_linear",
+        positions="rows_and_columns",
+        rope="same",
+        norm="rms",
+        bias=False,
+        gated=True,
+        layer="sandwich",
+        theta=100.0,
+        centred=True,
+        texts={"begin": "<|image>", "end": "<image|>"},
+        sees_itself=True,
+        in_windows=True,
+        merge=3,
+        most_tokens=280,
     ),
     "idefics3": Family(
         "tiles",

@@ -52,9 +52,27 @@ def mean_norm_linear(parts: Parts, x: str) -> str:
     return parts.linear("mm.input_projection", normed, sizes.hidden, sizes.out, "features", bias=False)
 
 
+def mean_linear(parts: Parts, x: str) -> str:
+    """The mean of neighbouring patches · √hidden, perhaps shifted and scaled, normalised, through one matrix.
+
+    What the factor changes is the eps of the norm alone; the stored shift is divided by it.
+    """
+    sizes, rows = parts.sizes, parts.patches // parts.sizes.merge**2
+    y = parts.b.tensor("v.pooled", rows, sizes.hidden)
+    parts.b.add("mean_rows", {"tokens": rows, "group": sizes.merge**2, "width": sizes.hidden}, {"x": x}, "v", out=y)
+    if "v.std_bias" in sizes.shapes:
+        for op, name in (("add", "v.std_bias"), ("mul", "v.std_scale")):
+            pair, counts = {"a": y, "b": parts.stored(name, (sizes.hidden,))}, {"count": rows * sizes.hidden}
+            y = parts.b.tensor(f"{name}.out", rows, sizes.hidden)
+            parts.b.add(op, {**counts, "period": sizes.hidden}, pair, "v", out=y)
+    y = parts.plain_norm(y, 1, sizes.hidden, sizes.eps / sizes.hidden)
+    return parts.linear("mm.embedding_projection", y, sizes.hidden, sizes.out, "features", bias=False)
+
+
 MERGERS: Mapping[str, Callable[[Parts, str], str]] = {
     "norm_mlp": norm_mlp,
     "linear": linear,
     "mean_norm_linear": mean_norm_linear,
     "merged_mlp": merged_mlp,
+    "mean_linear": mean_linear,
 }

@@ -89,6 +89,37 @@ class Parts:
         self.b.add("mul", counts, {"a": plain, "b": weight}, layer_of(name), out=out)
         return out
 
+    def plain_norm(self, x: str, heads: int, width: int, eps: float = 0.0) -> str:
+        """A root of the mean square of 1, of every head."""
+        tensor, out = self.b.tensors[x], f"{x}.plain"
+        rows = tensor.size // (heads * width)
+        self.b.tensor(out, *tensor.shape)
+        dims = {"tokens": rows, "heads": heads, "width": width, "eps": eps or self.sizes.eps}
+        self.b.add("rms_norm", dims, {"x": x}, layer_of(x), out=out)
+        return out
+
+    def head_norm(self, name: str, x: str) -> str:
+        """`plain_norm`, then one weight for all heads."""
+        sizes, plain = self.sizes, self.plain_norm(x, self.sizes.heads, self.sizes.head)
+        out, weight = self.b.tensor(name, self.patches, sizes.hidden), self.stored(f"{name}.weight", (sizes.head,))
+        counts = {"count": self.patches * sizes.hidden, "period": sizes.head}
+        self.b.add("mul", counts, {"a": plain, "b": weight}, layer_of(name), out=out)
+        return out
+
+    def clamped(self, name: str, x: str, k: int, n: int, *, wide: bool = False) -> str:
+        """A product without bias. What it reads and what it gives may have bounds."""
+        if f"{name}.input_min" not in self.sizes.shapes:
+            return self.linear(name, x, k, n, bias=False, wide=wide)
+        y = self.linear(name, self._clamp(f"{name}.input", x), k, n, f"{name}.product", bias=False, wide=wide)
+        return self._clamp(f"{name}.output", y)
+
+    def _clamp(self, name: str, x: str) -> str:
+        tensor, out = self.b.tensors[x], f"{name}.clamped"
+        self.b.tensor(out, *tensor.shape)
+        low, high = (self.stored(f"{name}_{each}", (1,)) for each in ("min", "max"))
+        self.b.add("clamp", {"count": tensor.size}, {"x": x, "low": low, "high": high}, layer_of(name), out=out)
+        return out
+
     def sum(self, out: str, a: str, b: str) -> str:
         """Of two tensors [patches, hidden]."""
         self.b.tensor(out, self.patches, self.sizes.hidden)

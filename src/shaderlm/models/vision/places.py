@@ -16,10 +16,11 @@ Rows = tuple[NDArray[np.uint32], NDArray[np.float32]]
 
 
 class Positions(NamedTuple):
-    """Learned positions: so many rows of a table for a patch, and their factors."""
+    """Learned positions: so many rows of a table for a patch, and their factors. shape: of the tensor."""
 
     taps: int
     rows: Callable[[Sizes, Layout], Rows]
+    shape: Callable[[Sizes], tuple[int, ...]]
 
 
 def _table(sizes: Sizes, layout: Layout) -> Rows:
@@ -34,9 +35,21 @@ def _interpolated(sizes: Sizes, layout: Layout) -> Rows:
     return vision.interpolation(sizes.side, rows, columns, layout.places())
 
 
+def _rows_and_columns(sizes: Sizes, layout: Layout) -> Rows:
+    """Of a column, and of a row, which come after all columns."""
+    row, column = layout.places().T
+    places = np.stack([column, row + sizes.positions], axis=1)
+    return places.astype(np.uint32), np.ones(places.shape, np.float32)
+
+
+def _square(sizes: Sizes) -> tuple[int, ...]:
+    return sizes.side**2, sizes.hidden
+
+
 POSITIONS: Mapping[str, Positions] = {
-    "table": Positions(1, _table),
-    "interpolated": Positions(4, _interpolated),
+    "table": Positions(1, _table, _square),
+    "interpolated": Positions(4, _interpolated, _square),
+    "rows_and_columns": Positions(2, _rows_and_columns, lambda sizes: (2, sizes.positions, sizes.hidden)),
 }
 
 

@@ -23,6 +23,7 @@ class Sizes:
     patch: int
     merge: int
     side: int  # of the table of positions, in patches
+    positions: int  # rows, and columns, that have one; 0: they are a table of places
     eps: float
     merger_eps: float
     theta: float  # of rope
@@ -31,6 +32,8 @@ class Sizes:
     deepstack: tuple[int, ...]  # layers after which features are taken, too
     window: int  # tokens on a side of a window; 0: there are none
     full: tuple[int, ...]  # layers that see the whole picture all the same
+    text_sees_images: bool | None  # in both directions, where a file says it
+    input_token: int  # whose inputs of layers rows of images have
     formats: Mapping[str, str] = field(repr=False)
     shapes: Shapes = field(repr=False)
 
@@ -39,10 +42,15 @@ class Sizes:
         """Features of a token: those after the last layer, and those of earlier ones."""
         return 1 + len(self.deepstack)
 
-    @property
-    def image_rows(self) -> ImageRows:
-        """What the text model does with rows of images."""
-        return ImageRows(self.levels, self.family.sees_itself, self.family.several_axes)
+    def image_rows(self, *, layer_inputs: bool = False) -> ImageRows:
+        """What the text model does with rows of images. layer_inputs: its layers have inputs of their own.
+
+        Where a file does not say whether images see themselves, that decides.
+        """
+        family, said = self.family, self.text_sees_images
+        sees_itself = family.sees_itself and (not layer_inputs if said is None else said)
+        token = self.input_token if layer_inputs else None
+        return ImageRows(self.levels, sees_itself, family.several_axes, family.in_windows, token)
 
     @property
     def head(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import ModelError
@@ -81,10 +81,10 @@ def described_tower(
     keys = Keys(metadata)
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     patch, image = keys.whole("patch_size", maximum=256), keys.whole("image_size", maximum=1 << 14)
-    if hidden % heads or (hidden // heads) % 4 or (family.positions and image % patch):
+    if hidden % heads or (hidden // heads) % 4 or (family.positions and family.sizing != "budget" and image % patch):
         raise ModelError(f"{PREFIX}: {hidden} values for {heads} heads, or images of {image} for patches of {patch}")
     layers = keys.whole("block_count", maximum=1024)
-    side_key = "spatial_merge_size" if family.rope else "projector.scale_factor"
+    side_key = "spatial_merge_size" if family.sizing in ("area", "longest") else "projector.scale_factor"
     merge = keys.whole(side_key, family.merge or None, maximum=16)
     flags = keys.get("is_deepstack_layers") or [False] * layers
     if not isinstance(flags, list) or len(flags) != layers:
@@ -92,7 +92,15 @@ def described_tower(
     window = keys.whole("window_size", family.window) // patch // merge if family.window else 0
     if family.window and not window:
         raise keys.wrong("window_size", f"at least {patch * merge}", keys.get("window_size"))
+    table = shapes.get("v.position_embd.weight", ())
+    positions = table[1] if len(table) == 3 else 0
     processor = _processor(family, keys, patch, merge, image, window, image_tokens)
+    if family.sizing == "budget":  # a side may have all tokens, and has no more patches than positions
+        if positions < merge:
+            raise ModelError(f"v.position_embd.weight has {positions} positions, for tokens of {merge} patches")
+        processor = replace(
+            processor, most_pixels=min(processor.most_pixels, positions // merge * (patch * merge) ** 2)
+        )
     tower = Tower(
         family=family,
         hidden=hidden,
@@ -102,14 +110,17 @@ def described_tower(
         patch=patch,
         merge=merge,
         side=image // patch,
+        positions=positions,
         eps=(eps := keys.number("attention.layer_norm_epsilon")),
         merger_eps=keys.number("projector.layer_norm_epsilon", eps),
-        theta=keys.number("rope.freq_base", 10000.0),
+        theta=keys.number("rope.freq_base", family.theta),
         activation=_activation(family, keys),
         out=keys.whole("projection_dim"),
         deepstack=tuple(i for i, flag in enumerate(flags) if flag),
         window=window,
         full=_full_layers(keys, layers) if window else (),
+        text_sees_images=keys.get("text_sees_images"),
+        input_token=_input_token(keys),
         processor=processor,
         formats=formats,
         shapes=shapes,
@@ -126,6 +137,13 @@ def _activation(family: Family, keys: Keys) -> str:
     if name not in ACTIVATIONS:
         raise keys.wrong("hidden_act", " or ".join(ACTIVATIONS), name)
     return str(name)
+
+
+def _input_token(keys: Keys) -> int:
+    token = keys.get("layer_input_token", 0)
+    if type(token) is not int or token < 0:
+        raise keys.wrong("layer_input_token", "a whole number of at least 0", token)
+    return token
 
 
 def _full_layers(keys: Keys, layers: int) -> tuple[int, ...]:
@@ -145,18 +163,22 @@ def _processor(
     unit = (patch * merge) ** 2
     least, most = (
         keys.whole("image_min_pixels", family.least_tokens * unit, 1 << 30),
-        keys.whole("image_max_pixels", 16384 * unit, 1 << 30),
+        keys.whole("image_max_pixels", family.most_tokens * unit, 1 << 30),
     )
-    if image_tokens is not None and family.sizing == "area":
+    if image_tokens is not None and family.sizing in ("area", "budget"):
         least, most = (number * unit for number in image_tokens)
     kind = keys.get("resample", family.filter)
+    mean, std = keys.three("image_mean"), keys.three("image_std")
+    if family.centred:
+        mean = mean[0] + std[0] / 2, mean[1] + std[1] / 2, mean[2] + std[2] / 2
+        std = std[0] / 2, std[1] / 2, std[2] / 2
     return Processor(
         sizing=family.sizing,
         patch=patch,
         merge=merge,
         filter=kind,
-        mean=keys.three("image_mean"),
-        std=keys.three("image_std"),
+        mean=mean,
+        std=std,
         side=image,
         # Angles are known as far as the largest picture goes that the tower has seen.
         longest=keys.whole("preproc_image_size", image, image if family.sizing == "longest" else 1 << 14),
