@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,12 @@ def values(graph: Graph, tokens: int) -> dict[str, Any]:
     return found
 
 
+def distinct_fusions(graph: Graph, subsets: Iterable[Sequence[str]]) -> list[tuple[Sequence[str], Graph]]:
+    """The fused graphs that differ, each with a subset of the fusions that gives it."""
+    every = [(subset, fuse(graph, subset)[0]) for subset in subsets]
+    return [*{repr(fused): (subset, fused) for subset, fused in every}.values()]
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("part", ["build", "head"])
 def test_every_subset_of_fusions_computes_the_same(part: str, tokens: int) -> None:
@@ -150,8 +157,7 @@ def test_every_subset_of_fusions_computes_the_same(part: str, tokens: int) -> No
     others = [name for name in NAMES if name != "linear_rounded"]  # which computes what is there already
     subsets = [s for n in range(1, len(others) + 1) for s in itertools.combinations(others, n)] + [tuple(NAMES)]
     states = [name for name, tensor in graph.tensors.items() if tensor.role == "state"]
-    every = [(subset, fuse(graph, subset)[0]) for subset in subsets]
-    for subset, fused in {repr(fused): (subset, fused) for subset, fused in every}.values():  # some are the same
+    for subset, fused in distinct_fusions(graph, subsets):
         own = values(fused, tokens)
         actual = interpret.run(fused, own)[out]
         np.testing.assert_allclose(actual, expected, atol=1e-5, err_msg=str(subset))
