@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -28,9 +29,10 @@ from shaderlm.web.variants import SOFTWARE
 from shaderlm.web.vision import EXPORTED, _most_patches, exportable, patch_counts
 
 from . import node
+from .vision_checkpoints import recorded, write_folder
 from .vision_oracles import IMAGE_TOKENS, VisionOracle
 
-NAMES = ("gemma3-vision", "qwen3vl", "smolvlm")
+NAMES = ("gemma3-vision", "mistral3", "qwen3vl", "smolvlm")
 SOURCES = {"qwen3vl": "model.gguf"}  # of the others a folder
 
 
@@ -142,6 +144,14 @@ def test_sizes_of_pictures_are_bounded(vision_oracles: dict[str, VisionOracle]) 
     assert all(4 * (a // 4) == a and b <= 1.5 * a for a, b in pairwise(counts))
 
 
+def test_a_page_without_pictures_loads_little() -> None:
+    """Compressed: the runtime with what it imports, and what it imports when a picture comes. docs/web.md says both."""
+    files = static_files()
+    text = b"".join(files[name] for name in ("shaderlm.js", "tokenizer.js", "template.js"))
+    assert len(gzip.compress(text, 9)) <= 40_000
+    assert len(gzip.compress(files["vision.js"], 9)) <= 11_000
+
+
 # Numbers -----------------------------------------------------------------------------------------------------
 
 SIZES = [(1, 1), (33, 31), (64, 64), (17, 300), (640, 427), (1000, 10), (3024, 4032)]
@@ -182,6 +192,9 @@ def in_node(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 # As in checkpoints of 2 to 4 billion parameters.
 PROCESSORS = {
+    "longest": Processor(
+        "longest", 14, 2, "bicubic", (0.5,) * 3, (0.5,) * 3, 1540, 1540, token="x", texts={"row_end": "R", "end": "E"}
+    ),
     "area": Processor("area", 16, 2, "bicubic", (0.5,) * 3, (0.5,) * 3, 768, 768, 65536, 1 << 21, token="x"),
     "tiles": Processor(
         "tiles", 16, 4, "lanczos", (0.5,) * 3, (0.5,) * 3, 512, 2048, token="x", texts={"around": "A", "whole": "W"}
@@ -203,18 +216,23 @@ def test_sizes_and_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_of_ops(name: str, vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:
-    tower = tower_of(vision_oracles[name])
+    if name not in vision_oracles:
+        write_folder(tmp_path / name / "hf", name, recorded(name))
+    tower = tower_of(vision_oracles.get(name, VisionOracle(tmp_path / name)))
     about = {
         "processor": asdict(tower.processor),
         "position_side": tower.side,
         "positions": tower.family.positions,
         "rotary": tower.head if tower.family.rope else 0,
+        "rotary_offset": 0.5 if tower.family.rope == "between" else 0,
+        "theta": tower.theta,
     }
     jobs = [{"about": about, "width": width, "height": height} for width, height in SIZES[1:4]]
     for (width, height), found in zip(SIZES[1:4], in_node(tmp_path, jobs), strict=True):
         layout = tower.processor.layout(width, height)
         wanted = tower_inputs(tower, layout)
-        for key in ("places", "place_factors", *(["turns"] if tower.family.rope else [])):
+        assert set(found["inputs"][0]) - {"corners"} == set(wanted)
+        for key in wanted.keys() - {"spans"}:
             made = np.concatenate([np.array(tile[key]) for tile in found["inputs"]])
             np.testing.assert_allclose(made, wanted[key].reshape(-1), rtol=0, atol=1e-7, err_msg=key)
         for tile, count in zip(found["inputs"], layout.tile_patches, strict=True):

@@ -18,9 +18,11 @@ from shaderlm.web import plans
 from .browser import NO_ZEROS, WEBGPU, Browser
 from .test_web_runtime import PAGE, Page
 from .test_web_vision import NAMES, export_oracle, few_plans
+from .vision_checkpoints import unpack_families
 from .vision_oracles import VisionOracle
 from .web_serving import WebServer, serving
 
+pytest.importorskip("PIL", reason="Pillow is in the extra `vision`")  # it writes pictures
 pytestmark = [pytest.mark.xdist_group("web vision"), pytest.mark.browser, pytest.mark.full]
 
 # Features of the pictures of the last answer, and how often the tower ran: no function of the runtime tells.
@@ -43,13 +45,20 @@ ASSETS = Path(plans.__file__).parent / "assets"
 
 
 @pytest.fixture(scope="module")
-def server(vision_oracles: dict[str, VisionOracle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+def models(
+    vision_oracles: dict[str, VisionOracle], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, VisionOracle]:
+    return {**vision_oracles, **unpack_families(tmp_path_factory.mktemp("families"))}
+
+
+@pytest.fixture(scope="module")
+def server(models: dict[str, VisionOracle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     """Exports and pictures under the names of models."""
     folder, folders = tmp_path_factory.mktemp("exports"), {"model": [ASSETS]}
     with few_plans():
         for name in NAMES:
-            export_oracle(vision_oracles[name], folder / name)
-            folders |= {name: [folder / name], f"{name}-images": [vision_oracles[name].folder / "images"]}
+            export_oracle(models[name], folder / name)
+            folders |= {name: [folder / name], f"{name}-images": [models[name].folder / "images"]}
     pages = {"/page.html": PAGE, "/model/vision.js": (ASSETS / "vision.js").read_bytes() + TOLD}
     with serving(pages, folders) as made:
         yield made
@@ -85,9 +94,9 @@ def messages_of(name: str, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_features_and_greedy_ids(name: str, page: Page, vision_oracles: dict[str, VisionOracle]) -> None:
+def test_features_and_greedy_ids(name: str, page: Page, models: dict[str, VisionOracle]) -> None:
     """Of one and two pictures, of awkward sizes, grey, with alpha; from pixels on."""
-    oracle = vision_oracles[name]
+    oracle = models[name]
     for number, case in enumerate(oracle.cases):
         options = f"{{max_tokens: {len(case['greedy'])}, ignore_eos: true}}"
         answer = loaded(page, name).chat(messages_of(name, case), options, name)
@@ -99,10 +108,10 @@ def test_features_and_greedy_ids(name: str, page: Page, vision_oracles: dict[str
     page.check()
 
 
-def test_a_second_question_about_a_picture(page: Page, vision_oracles: dict[str, VisionOracle]) -> None:
+def test_a_second_question_about_a_picture(page: Page, models: dict[str, VisionOracle]) -> None:
     """No pixel is read again, whatever the picture comes as; the cache has its rows, text after it its positions."""
     name = "qwen3vl"
-    case = vision_oracles[name].cases[0]
+    case = models[name].cases[0]
     loaded(page, name)
     first = page.chat(messages_of(name, case), "{max_tokens: 4, ignore_eos: true}", name)
     runs = page.call("return runs")

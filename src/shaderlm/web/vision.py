@@ -20,7 +20,9 @@ from ..text import Tokenizer
 from .variants import PORTABLE
 
 # What vision.js runs: other towers have inputs, or texts around pictures, that it does not make.
-EXPORTED = ("qwen3vl_merger", "gemma3", "idefics3")
+EXPORTED = ("qwen3vl_merger", "gemma3", "idefics3", "pixtral")
+_ANY_SIZE = ("area", "longest")  # so pictures have any number of patches
+_LEAST = 256  # patches that there is a plan for, where pictures may be as small as a token
 WITHOUT = "--no-vision exports the part that reads text"
 
 
@@ -41,6 +43,9 @@ def exportable(tower: Tower, name: str, config: Config) -> Tower:
     most, processor = _most_patches(tower), tower.processor
     if processor.sizing == "area":
         processor = replace(processor, most_pixels=min(processor.most_pixels, most * tower.patch**2))
+    if processor.sizing == "longest":
+        unit = tower.patch * tower.merge
+        processor = replace(processor, longest=min(processor.longest, math.isqrt(most) // tower.merge * unit))
     if (processor.sizing == "area" and processor.least_pixels > processor.most_pixels) or _fixed(tower) > most:
         raise ModelError(f"a binding of a browser takes {most:,} patches, and pictures have more; {WITHOUT}")
     rows = max_tokens(config, PORTABLE)
@@ -51,7 +56,7 @@ def exportable(tower: Tower, name: str, config: Config) -> Tower:
 
 def _fixed(tower: Tower) -> int:
     """Patches of a tile, where all have the same; else 0."""
-    return 0 if tower.processor.sizing == "area" else tower.side**2
+    return 0 if tower.processor.sizing in _ANY_SIZE else tower.side**2
 
 
 def _most_patches(tower: Tower) -> int:
@@ -63,13 +68,17 @@ def _most_patches(tower: Tower) -> int:
 
 def patch_counts(tower: Tower) -> list[int]:
     """Patches that there are plans for: of a tile, or steps of a half from the least to the most."""
-    processor = tower.processor
-    return [_fixed(tower)] if _fixed(tower) else list(_steps(tower, processor.least_pixels, processor.most_pixels))
+    if _fixed(tower):
+        return [_fixed(tower)]
+    processor, side, unit = tower.processor, tower.patch * tower.merge, tower.merge**2
+    if processor.sizing == "area":
+        return list(_steps(-(-processor.least_pixels // side**2), processor.most_pixels // side**2, unit))
+    most = (-(-processor.longest // side)) ** 2
+    return list(_steps(min(most, max(1, _LEAST // unit)), most, unit))
 
 
-def _steps(tower: Tower, least: int, most: int) -> Iterator[int]:
-    area, unit = tower.patch**2, tower.merge**2
-    count, last = -(-least // (area * unit)), most // (area * unit)
+def _steps(count: int, last: int, unit: int) -> Iterator[int]:
+    """Patches of so many tokens, and of more up to the last number."""
     while count < last:
         yield count * unit
         power = 1 << (count.bit_length() - 1)
@@ -101,6 +110,8 @@ def vision_entry(tower: Tower, tokenizer: Tokenizer) -> dict[str, Any]:
         "position_side": tower.side,
         "positions": family.positions,
         "rotary": tower.head if family.rope else 0,
+        "rotary_offset": 0.5 if family.rope == "between" else 0,
+        "theta": tower.theta,
         "out": tower.out,
         "levels": tower.levels,
         "several_axes": family.several_axes,

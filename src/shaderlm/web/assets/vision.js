@@ -98,6 +98,21 @@ function areaSize({ patch, merge, least_pixels: least, most_pixels: most }, rows
   return [rows, columns].map((side) => Math.ceil((side * ratio) / unit) * unit);
 }
 
+/** The longer side is `longest` at most; both are whole tokens. */
+function boundedSize({ patch, merge, longest }, rows, columns) {
+  const unit = patch * merge;
+  const ratio = Math.max(rows, columns) / longest;
+  const size = ratio > 1 ? [rows, columns].map((side) => Math.floor(side / ratio)) : [rows, columns];
+  return size.map((side) => Math.max(1, Math.ceil(side / unit)) * unit);
+}
+
+// How pictures are resized, but for those that are cut into tiles.
+const SIZES = {
+  square: ({ side }) => [side, side],
+  area: areaSize,
+  longest: boundedSize,
+};
+
 /** The longer side is `longest`, the other one follows the shape, and is even. */
 function longestSize(longest, shape, isWide, even) {
   const size = isWide ? [even(Math.trunc(longest / shape)), longest] : [longest, even(Math.trunc(longest * shape))];
@@ -129,8 +144,7 @@ function tilesLayout({ side, longest }, rows, columns) {
 /** What becomes of a picture of some size: what it is resized to, one after the other, and the tiles of these. */
 export function layoutOf(processor, width, height, refuse) {
   if (processor.sizing === "tiles") return tilesLayout(processor, height, width);
-  const { side } = processor;
-  const [rows, columns] = processor.sizing === "square" ? [side, side] : areaSize(processor, height, width, refuse);
+  const [rows, columns] = SIZES[processor.sizing](processor, height, width, refuse);
   return { sizes: [[rows, columns]], tiles: [{ stage: 0, top: 0, left: 0, rows, columns }], tileGrid: [0, 0] };
 }
 
@@ -139,8 +153,13 @@ const tokensOf = (processor, tile) => patchesOf(processor, tile) / processor.mer
 
 /** What a picture is in the text of a prompt, in place of the placeholder. */
 export function textOf(processor, { tiles, tileGrid: [rows, columns] }) {
-  const { token, texts, sizing } = processor;
+  const { token, texts, sizing, patch, merge } = processor;
   const each = token.repeat(tokensOf(processor, tiles.at(-1)));
+  if (texts.row_end) { // each row of tokens but the last ends with a token
+    const [{ rows: height, columns: width }] = tiles;
+    const row = token.repeat(width / (patch * merge));
+    return Array(height / (patch * merge)).fill(row).join(texts.row_end) + (texts.end ?? "");
+  }
   if (sizing !== "tiles") return (texts.begin ?? "") + each + (texts.end ?? "");
   let parts = "";
   for (let i = 1; i <= rows; i++) {
@@ -207,13 +226,16 @@ function between(place, size, side) {
 
 /** What a tower reads beside patches, for one tile, with rows without a span up to `count`; and the tile's corners. */
 export function tileInputs(about, tile, width, count) {
-  const { processor, position_side: side, positions, rotary } = about;
-  const interpolated = positions === "interpolated"; // else the row of a place is taken from a table
+  const { processor, position_side: side, positions, rotary, rotary_offset: offset, theta } = about;
+  const interpolated = positions === "interpolated";
   const { patch } = processor;
   const patches = patchesOf(processor, tile);
   const taps = interpolated ? 4 : 1;
-  const inputs = { places: new Uint32Array(count * taps), place_factors: new Float32Array(count * taps) };
-  inputs.spans = new Uint32Array(2 * count).fill(patches);
+  const inputs = { spans: new Uint32Array(2 * count).fill(patches) };
+  if (positions) {
+    inputs.places = new Uint32Array(count * taps);
+    inputs.place_factors = new Float32Array(count * taps);
+  }
   if (rotary) inputs.turns = new Float32Array(count * rotary);
   const corners = new Uint32Array(2 * patches);
   let n = 0;
@@ -227,13 +249,13 @@ export function tileInputs(about, tile, width, count) {
           inputs.places[at] = i * side + j;
           inputs.place_factors[at++] = a * b;
         }
-    } else {
+    } else if (positions) {
       inputs.places[n] = row * side + column;
       inputs.place_factors[n] = 1;
     }
     for (let k = 0; k < rotary / 2; k++) {
       const quarter = rotary / 4;
-      const angle = (k < quarter ? row : column) * 10000 ** (-(k % quarter) / quarter);
+      const angle = k < quarter ? row * theta ** (-k / quarter) : column * theta ** (-(k - quarter + offset) / quarter);
       inputs.turns.set([Math.cos(angle), Math.sin(angle)], rotary * n + 2 * k);
     }
     n++;
