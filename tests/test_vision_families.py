@@ -112,7 +112,7 @@ def test_on_a_device(name: str, families: dict[str, VisionOracle], device: Any) 
             picture = open_picture(oracle.pictures(oracle.cases[0])[0])
             layout = model.vision.processor.layout(picture.width, picture.height)
             wanted = oracle.arrays["features-0"]
-            made = model.vision.runner.encode(picture.pixels, layout)
+            made = np.asarray(model.vision.runner.encode(picture.pixels, layout))
             np.testing.assert_allclose(made, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
