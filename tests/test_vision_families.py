@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shaderlm.engine.loading import load_with
-from shaderlm.errors import InputError
+from shaderlm.errors import InputError, ModelError
+from shaderlm.formats.hf.config import FolderConfig
 from shaderlm.formats.hf.towers import open_folder_tower
 from shaderlm.formats.vision_files import open_mmproj
 from shaderlm.models.vision import read_tower
@@ -140,3 +141,17 @@ def test_what_is_refused(
         content = [{"type": "image", "image": np.zeros((8, 8, 3), np.uint8)}]
         with pytest.raises(InputError, match="does not read images"):
             model.chat([{"role": "user", "content": content}], max_tokens=1)
+
+
+def test_what_files_of_llava_leave_out() -> None:
+    """Pixtral 12B's config.json says little: the rest is what the classes have, of the text model that it names."""
+    text = {"model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40, "rope_theta": 1e9}
+    text |= {"is_composition": True, "max_position_embeddings": 1024000, "rms_norm_eps": 1e-5, "sliding_window": None}
+    outer = {"model_type": "llava", "ignore_index": -100, "image_seq_length": 1, "image_token_index": 10}
+    about = FolderConfig({**outer, "text_config": {**text, "vocab_size": 131072}, "vision_config": {}}).metadata
+    assert about["general.architecture"] == "llama"
+    assert (about["llama.attention.head_count"], about["llama.attention.head_count_kv"]) == (32, 8)
+    assert about["llama.feed_forward_length"] == 14336
+    assert not [key for key in about if ".config." in key]
+    with pytest.raises(ModelError, match="model_type is 'gemma'"):
+        FolderConfig({**outer, "text_config": {"model_type": "gemma"}})

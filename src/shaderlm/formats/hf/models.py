@@ -68,7 +68,11 @@ _PROJECTOR_KEYS = (
 )
 _LLAVA: Mapping[str, Any] = {
     "pairs": True,
-    "harmless": {**dict.fromkeys(_PROJECTOR_KEYS, FOR_IMAGES), "is_composition": "says that there is text_config"},
+    "harmless": {
+        **dict.fromkeys(_PROJECTOR_KEYS, FOR_IMAGES),
+        "is_composition": "says that there is text_config",
+        "ignore_index": "for training",
+    },
     **_TEXT_INSIDE,
 }
 # Of the text model of a LLaVA: what the class has where text_config says nothing. Few files say all.
