@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
 from shaderlm.formats.hf.towers import open_folder_tower
 from shaderlm.formats.vision_files import VisionFile, open_mmproj
+from shaderlm.graph.batch import PAGE
 from shaderlm.models.vision import Tower, read_tower
 from shaderlm.runtime import gpu_tower
 from shaderlm.runtime.device_features import DeviceFeatures
@@ -29,6 +31,8 @@ from .vision_oracles import IMAGE_TOKENS, NAMES, SOURCES, VisionOracle
 pytest.importorskip("PIL", reason="Pillow is in the extra `vision`")
 pytestmark = pytest.mark.xdist_group("test_vision")
 _GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+FURTHER = [name for name in NAMES if name != "qwen3vl"]  # in the full tier
+_LONG = {**_GREEDY, "max_tokens": 40}
 # What a feature may be off by. The projector of Gemma 3 is f16 in GGUF files.
 _ERRORS = {("gemma3-vision", "model.gguf"): 2e-3}
 
@@ -113,6 +117,39 @@ def test_greedy_ids(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     plain = model.chat(text, **_GREEDY)
     together = model.chat([text, *conversations], cache_prompt=False, **_GREEDY)
     assert [each.ids for each in together] == [plain.ids, *(each.ids for each in alone)]
+
+
+@pytest.mark.parametrize("name", ["qwen3vl", *(pytest.param(name, marks=pytest.mark.full) for name in FURTHER)])
+def test_preemption_and_a_client_that_leaves(name: str, vision_oracles: dict[str, VisionOracle]) -> None:
+    """Requests with and without pictures, in a cache too small for all, while one leaves as its picture is encoded."""
+    oracle = vision_oracles[name]
+    with _load(oracle, "hf", "numpy") as model:
+        conversations = [
+            *(_messages(oracle, case) for case in oracle.cases[:2]),
+            [{"role": "user", "content": "what?"}],
+        ]
+        alone = [model.chat(messages, cache_prompt=False, **_LONG).ids for messages in conversations]
+        longest = max(len(model.chat_ids(messages)) for messages in conversations) + _LONG["max_tokens"]
+        model.engine.configure(replace(model.engine.options, cache_tokens=longest + PAGE))
+        assert model.vision is not None
+        runner, known = model.vision.runner, Event()
+        encode, pixels = runner.encode, np.full((32, 32, 3), 77, np.uint8)
+
+        def leaves(picture: Any, layout: Any) -> Any:
+            assert known.wait(20)
+            if picture.shape == pixels.shape and (picture == pixels).all():
+                gone.cancel()
+            return encode(picture, layout)
+
+        runner.encode = leaves  # type: ignore[method-assign]
+        content = [{"type": "image", "image": pixels}, {"type": "text", "text": "what is it?"}]
+        gone = model.engine.submit(model.chat_request([{"role": "user", "content": content}], **_LONG))
+        handles = [model.engine.submit(model.chat_request(messages, **_LONG)) for messages in 3 * conversations]
+        known.set()
+        completions = [handle.result() for handle in handles]
+        assert [each and each.ids for each in completions] == 3 * alone
+        assert gone.finish_reason == "closed"
+        assert model.engine.stats().preemptions > 0
 
 
 def test_logits(vision_oracles: dict[str, VisionOracle]) -> None:
