@@ -15,7 +15,7 @@ from typing import Any
 
 from shaderlm.formats.hf.models import MODEL_TYPES
 
-from .test_class_defaults import DATA
+from .test_class_defaults import DATA, TOWERS
 
 # Attributes of classes that are no keys.
 _NO_KEYS = {
@@ -51,16 +51,18 @@ def _defaults(made: ast.ClassDef) -> dict[str, Any]:
 
 
 def main(folders: list[str]) -> None:
-    wanted = {*MODEL_TYPES, *(f"{name}_text" for name in MODEL_TYPES)}
+    wanted = {*MODEL_TYPES, *(f"{name}_text" for name in MODEL_TYPES), *TOWERS}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for folder in folders:
         versions = ast.parse((Path(folder) / "transformers/__init__.py").read_text(encoding="utf-8")).body
         version = next(_literal(each.value) for each in versions if "__version__" in ast.unparse(each)[:11])  # type: ignore[attr-defined]
         for path in sorted((Path(folder) / "transformers/models").glob("*/configuration_*.py")):
             for made in ast.parse(path.read_text(encoding="utf-8")).body:
-                defaults = _defaults(made) if isinstance(made, ast.ClassDef) and "Vision" not in made.name else {}
+                if not isinstance(made, ast.ClassDef):
+                    continue
+                defaults = _defaults(made)
                 name = defaults.get("model_type")
-                if name in wanted:
+                if name in wanted and ("Vision" not in made.name or name in TOWERS):
                     kept = {key: value for key, value in defaults.items() if key not in _NO_KEYS and key[:5] != "base_"}
                     found.setdefault(name, {}).setdefault(version, kept)
     DATA.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -15,6 +15,8 @@ import pytest
 
 from shaderlm.errors import ModelError
 from shaderlm.formats.hf.models import MODEL_TYPES
+from shaderlm.formats.hf.tower_families import FAMILIES
+from shaderlm.formats.hf.towers import folder_metadata
 
 from . import checkpoints
 from .sweeps import every_third_by_default
@@ -22,6 +24,13 @@ from .test_right_or_refused import FOLDERS, Computed
 
 DATA = Path(__file__).parent / "data" / "class_defaults.json"
 ROPE = ("rope_parameters", "rope_theta", "rope_scaling", "rope_local_base_freq")
+# Classes of what reads images, by model_type of the folder.
+TOWERS = {
+    "smolvlm_vision": "smolvlm",
+    "idefics3_vision": "idefics3",
+    "siglip_vision_model": "gemma3",
+    "qwen3_vl_vision": "qwen3_vl",
+}
 # Keys whose absence means something else, and why.
 OTHERWISE: Mapping[str, str] = {
     "tie_word_embeddings": "whether there is an output matrix says it",
@@ -70,3 +79,23 @@ def test_a_key_that_is_not_there(name: str, tmp_path: Path) -> None:
                     different.append(f"{key} is {default!r} in transformers {version}")
     assert not different
     assert compared > 5
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_key_of_a_tower_that_is_not_there(name: str, tmp_path: Path) -> None:
+    """Of vision_config: it is what its class has."""
+    family = FAMILIES[TOWERS[name]]
+    for defaults in json.loads(DATA.read_text(encoding="utf-8"))[name].values():
+        read = {key: value for key, value in defaults.items() if key in {*family.keys, *family.absent}}
+        assert len(read) >= 8
+
+        def metadata(vision: Mapping[str, Any]) -> Mapping[str, Any]:
+            config = {"model_type": TOWERS[name], "text_config": {"hidden_size": 64}, "vision_config": vision}
+            return folder_metadata(tmp_path, config, family)
+
+        whole = metadata(read)
+        assert metadata({}) == whole
+        for key, value in read.items():
+            assert metadata({other: read[other] for other in read if other != key}) == whole
+            if isinstance(value, int):
+                assert metadata({**read, key: 2 * value}) != whole

@@ -119,18 +119,28 @@ def test_greedy_ids(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     assert [each.ids for each in together] == [plain.ids, *(each.ids for each in alone)]
 
 
+def _with_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """With a further part of the first message."""
+    first, *others = messages
+    return [{**first, "content": [*first["content"], {"type": "text", "text": text}]}, *others]
+
+
 @pytest.mark.parametrize("name", ["qwen3vl", *(pytest.param(name, marks=pytest.mark.full) for name in FURTHER)])
-def test_preemption_and_a_client_that_leaves(name: str, vision_oracles: dict[str, VisionOracle]) -> None:
+def test_preemption_and_a_client_that_leaves(
+    name: str, vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests with and without pictures, in a cache too small for all, while one leaves as its picture is encoded."""
     oracle = vision_oracles[name]
     with _load(oracle, "hf", "numpy") as model:
-        conversations = [
-            *(_messages(oracle, case) for case in oracle.cases[:2]),
-            [{"role": "user", "content": "what?"}],
-        ]
+        text: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
+        conversations = [*(_messages(oracle, case) for case in oracle.cases[:2]), text]
+        for messages in conversations:  # each begins in a page, and ends in another
+            words, short = "what", messages[:]
+            while len(model.chat_request(messages, **_LONG).prompt_ids) < PAGE - 20:
+                words += " what"
+                messages[:] = _with_text(short, words)
         alone = [model.chat(messages, cache_prompt=False, **_LONG).ids for messages in conversations]
-        longest = max(len(model.chat_ids(messages)) for messages in conversations) + _LONG["max_tokens"]
-        model.engine.configure(replace(model.engine.options, cache_tokens=longest + PAGE))
+        model.engine.configure(replace(model.engine.options, cache_tokens=3 * PAGE))
         assert model.vision is not None
         runner, known = model.vision.runner, Event()
         encode, pixels = runner.encode, np.full((32, 32, 3), 77, np.uint8)
@@ -141,13 +151,13 @@ def test_preemption_and_a_client_that_leaves(name: str, vision_oracles: dict[str
                 gone.cancel()
             return encode(picture, layout)
 
-        runner.encode = leaves  # type: ignore[method-assign]
+        monkeypatch.setattr(runner, "encode", leaves)
         content = [{"type": "image", "image": pixels}, {"type": "text", "text": "what is it?"}]
         gone = model.engine.submit(model.chat_request([{"role": "user", "content": content}], **_LONG))
-        handles = [model.engine.submit(model.chat_request(messages, **_LONG)) for messages in 3 * conversations]
+        handles = [model.engine.submit(model.chat_request(messages, **_LONG)) for messages in 2 * conversations]
         known.set()
         completions = [handle.result() for handle in handles]
-        assert [each and each.ids for each in completions] == 3 * alone
+        assert [each and each.ids for each in completions] == 2 * alone
         assert gone.finish_reason == "closed"
         assert model.engine.stats().preemptions > 0
 

@@ -6,7 +6,7 @@ One row of FAMILIES adds a family.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ModelError
@@ -20,7 +20,8 @@ class FolderFamily:
     """One family.
 
     names: patterns of names of tensors, and GGUF's; {i} is the layer of the i-th features of earlier layers. keys: of
-    vision_config, and GGUF's. more: further keys, of config.json and the processor's file.
+    vision_config, and GGUF's. more: further keys, of config.json and the processor's file. absent: what the class of
+    `transformers` has for keys that vision_config does not have.
     """
 
     projector: str
@@ -28,6 +29,7 @@ class FolderFamily:
     keys: Mapping[str, str]
     defaults: Mapping[str, Any]
     more: Callable[[Json, Json], Json]
+    absent: Mapping[str, Any] = field(default_factory=dict)
 
 
 _SIGLIP: Names = (
@@ -77,17 +79,17 @@ def _bounds(processor: Json) -> Json:
 
 def _qwen3vl(config: Json, processor: Json) -> Json:
     vision = config["vision_config"]
-    layers = vision.get("deepstack_visual_indexes") or []
+    layers = vision["deepstack_visual_indexes"] or []
     return {
-        "image_size": round(vision.get("num_position_embeddings", 0) ** 0.5) * vision.get("patch_size", 0),
-        "is_deepstack_layers": [i in layers for i in range(vision.get("depth", 0))],
+        "image_size": round(vision["num_position_embeddings"] ** 0.5) * vision["patch_size"],
+        "is_deepstack_layers": [i in layers for i in range(vision["depth"])],
         **_bounds(processor),
     }
 
 
 def _gemma3(config: Json, processor: Json) -> Json:
     vision, tokens = config["vision_config"], config.get("mm_tokens_per_image", 256)
-    side = vision.get("image_size", 0) // max(1, vision.get("patch_size", 1))
+    side = vision["image_size"] // max(1, vision["patch_size"])
     return {"projector.scale_factor": side // max(1, round(tokens**0.5))}
 
 
@@ -111,7 +113,7 @@ def _gemma4(config: Json, processor: Json) -> Json:
 
 
 def _idefics3(config: Json, processor: Json) -> Json:
-    longest = size_of(processor).get("longest_edge", config["vision_config"].get("image_size"))
+    longest = size_of(processor).get("longest_edge", config["vision_config"]["image_size"])
     return {"projector.scale_factor": config.get("scale_factor", 2), "preproc_image_size": longest}
 
 
@@ -157,6 +159,18 @@ _QWEN3VL = FolderFamily(
     _QWEN_KEYS,
     {"attention.layer_norm_epsilon": 1e-6},
     _qwen3vl,
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "depth": 27,
+        "num_heads": 16,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "out_hidden_size": 3584,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
+        "hidden_act": "gelu_pytorch_tanh",
+    },
 )
 _QWEN25VL = FolderFamily(
     "qwen2.5vl_merger",
@@ -185,8 +199,18 @@ _GEMMA3 = FolderFamily(
         (r"mm_soft_emb_norm\.", "mm.soft_emb_norm."),
     ),
     _SIGLIP_KEYS,
-    {"attention.layer_norm_epsilon": 1e-6},
+    {},
     _gemma3,
+    {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 224,
+        "patch_size": 16,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
 )
 _GEMMA4 = FolderFamily(
     "gemma4v",
@@ -219,8 +243,18 @@ _IDEFICS3 = FolderFamily(
     "idefics3",
     (*_SIGLIP, (r"modality_projection\.proj\.", "mm.model.fc.")),
     _SIGLIP_KEYS,
-    {"attention.layer_norm_epsilon": 1e-6},
+    {},
     _idefics3,
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
 )
 _PIXTRAL = FolderFamily(
     "pixtral",

@@ -38,7 +38,7 @@ def open_folder_tower(folder: Path) -> VisionFile | None:
         return None
     files = Safetensors.open(folder)
     try:
-        metadata = _metadata(folder, config, vision, family)
+        metadata = folder_metadata(folder, config, family)
         tensors = _folder_tensors(files, family, metadata)
         if not tensors:
             files.close()
@@ -61,9 +61,11 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _metadata(folder: Path, config: dict[str, Any], vision: dict[str, Any], family: FolderFamily) -> dict[str, Any]:
+def folder_metadata(folder: Path, config: dict[str, Any], family: FolderFamily) -> dict[str, Any]:
     """The keys that GGUF's converter would write, and what it leaves out of the processor's."""
     text, processor = config.get("text_config") or {}, _processor(folder)
+    vision = {**family.absent, **config["vision_config"]}
+    config = {**config, "vision_config": vision}
     keys: dict[str, Any] = dict(family.defaults)
     if "hidden_size" in text:
         keys["projection_dim"] = text["hidden_size"]
