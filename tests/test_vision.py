@@ -119,10 +119,20 @@ def test_greedy_ids(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     assert [each.ids for each in together] == [plain.ids, *(each.ids for each in alone)]
 
 
+def test_a_conversation_without_images_is_shown(vision_oracles: dict[str, VisionOracle]) -> None:
+    """Also by the template of SmolVLM, which takes every content for a list of parts."""
+    for name in NAMES:
+        with _load(vision_oracles[name], "hf", "numpy") as model:
+            for content in ("see the dog", [{"type": "text", "text": "see the dog"}]):
+                ids = model.chat_ids([{"role": "user", "content": content}])
+                assert "see the dog" in model.detokenize(ids)
+
+
 def _with_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """With a further part of the first message."""
+    """With more text in the first message."""
     first, *others = messages
-    return [{**first, "content": [*first["content"], {"type": "text", "text": text}]}, *others]
+    parts = [{**part, "text": part["text"] + text} if part["type"] == "text" else part for part in first["content"]]
+    return [{**first, "content": parts}, *others]
 
 
 @pytest.mark.parametrize("name", ["qwen3vl", *(pytest.param(name, marks=pytest.mark.full) for name in FURTHER)])
@@ -135,9 +145,10 @@ def test_preemption_and_a_client_that_leaves(
         text: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
         conversations = [*(_messages(oracle, case) for case in oracle.cases[:2]), text]
         for messages in conversations:  # each begins in a page, and ends in another
-            words, short = "what", messages[:]
+            words, short = "", messages[:]
             while len(model.chat_request(messages, **_LONG).prompt_ids) < PAGE - 20:
                 words += " what"
+                assert len(words) < 5 * PAGE
                 messages[:] = _with_text(short, words)
         alone = [model.chat(messages, cache_prompt=False, **_LONG).ids for messages in conversations]
         model.engine.configure(replace(model.engine.options, cache_tokens=3 * PAGE))

@@ -139,7 +139,8 @@ class ChatTemplate:
                 *conversation[:-1],
                 {**conversation[-1], "content": (conversation[-1].get("content") or "") + end},
             ]
-        if any(isinstance(each.get("content"), list) for each in conversation) and self._wants_parts:
+        listed = any(isinstance(each.get("content"), list) for each in conversation)
+        if self._wants_parts if listed else self._leaves_texts_out:
             conversation = [_in_parts(each) for each in conversation]
         variables = {
             **self._variables(tools),
@@ -161,6 +162,21 @@ class ChatTemplate:
         if variables["add_generation_prompt"] and variables.get(_THINKING) is False:
             text += self._end_of_thought(text)
         return text, mark
+
+    @cached_property
+    def _leaves_texts_out(self) -> bool:
+        """Does the template say nothing of a text, without an error, and show it in parts?"""
+        if "type" not in str(self.source):
+            return False
+        message = {"role": "user", "content": "qztext"}
+        try:
+            shown = [
+                "qztext" in self._ask({**self._variables(None), "messages": [each]})
+                for each in (message, _in_parts(message))
+            ]
+        except (_FailedError, InputError):
+            return False
+        return shown == [False, True]
 
     @cached_property
     def _wants_parts(self) -> bool:
