@@ -592,6 +592,12 @@ def test_a_model_that_sees_is_asked_about_a_picture(show: Show, tmp_path: Path) 
     browser.until(READY)
     assert ask(browser, "what is it") == "1: data:image/jpeg what is it"
     assert browser.run("document.querySelector('article.user .pictures img').naturalWidth") == 1
+    for _ in range(3):
+        ask(browser, "long")
+    browser.call("DOM.setFileInputFiles", nodeId=field, files=[str(tmp_path / "dot.png")])
+    browser.until("document.querySelector('#pictures img')?.naturalWidth")
+    left = "(n => n.scrollHeight - n.scrollTop - n.clientHeight)(document.getElementById('scroller'))"
+    assert browser.run(left) < 60, "who reads the end stays at the end"
     assert browser.run(OUTSIDE) == []
     click(browser, "Model information")
     assert dict(zip(texts(browser, "dt"), texts(browser, "dd"), strict=True))["Reads"] == "text and pictures"

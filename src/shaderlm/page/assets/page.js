@@ -177,7 +177,11 @@ function stop() {
 // What people do ----------------------------------------------------------------------------------------------
 
 function startComposer() {
-  startPictures();
+  startPictures((draw) => {
+    const follows = isAtEnd();
+    draw();
+    if (follows) toEnd();
+  });
   byId("prompt").addEventListener("input", () => grow(byId("prompt")));
   byId("prompt").addEventListener("keydown", (event) => {
     if (!sends(event)) return;

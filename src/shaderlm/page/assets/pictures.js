@@ -9,6 +9,7 @@ export const MOST_PICTURES = 8; // of a message
 
 let pictures = [];
 let isOn = false;
+let around = (draw) => draw(); // thumbnails take space from what is above them
 
 /** As a JPEG, turned as its file says, on white, and no larger than it may be. */
 async function dataUrl(file) {
@@ -42,7 +43,7 @@ function show() {
     show();
     byId("prompt").focus();
   };
-  byId("pictures").replaceChildren(...(pictures.length ? [row(pictures, remove)] : []));
+  around(() => byId("pictures").replaceChildren(...(pictures.length ? [row(pictures, remove)] : [])));
 }
 
 async function add(files) {
@@ -80,7 +81,9 @@ export function allowPictures(allowed) {
   byId("add-picture").hidden = !isOn;
 }
 
-export function startPictures() {
+/** keepingPlace: calls what it is given, which changes the height of the form. */
+export function startPictures(keepingPlace) {
+  around = keepingPlace;
   const field = byId("picture-file");
   byId("add-picture").addEventListener("click", () => field.click());
   field.addEventListener("change", async () => {
