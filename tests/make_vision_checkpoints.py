@@ -117,7 +117,7 @@ def _ids(model: Any, ids: list[int]) -> dict[str, Any]:
 def _processed(row: files.VisionRow, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """[3, rows, columns], resized, shifted and scaled as the family's processor does."""
     given = row.processor
-    resized = _longest(row, pixels)
+    resized = next(make for key, make in _SIZINGS.items() if key in given["size"])(row, pixels)
     mean, std = (np.array(given[f"image_{key}"], np.float32)[:, None, None] for key in ("mean", "std"))
     return ((resized.astype(np.float32) / np.float32(255) - mean) / std).astype(np.float32)
 
@@ -130,6 +130,24 @@ def _longest(row: files.VisionRow, pixels: NDArray[np.uint8]) -> NDArray[np.uint
     if ratio > 1:
         rows, columns = int(np.floor(rows / ratio)), int(np.floor(columns / ratio))
     return _resized(pixels, ((rows - 1) // unit + 1) * unit, ((columns - 1) // unit + 1) * unit)
+
+
+def _cropped(row: files.VisionRow, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """CLIP's: the shorter side is resized, then the middle is cut out."""
+    (rows, columns), side = pixels.shape[:2], row.processor["size"]["shortest_edge"]
+    longer = int(side * max(rows, columns) / min(rows, columns))
+    whole = _resized(pixels, *((side, longer) if rows <= columns else (longer, side)))
+    cut = row.processor["crop_size"]
+    top, left = (int((whole.shape[1 + i] - cut[key]) / 2) for i, key in enumerate(("height", "width")))
+    return whole[:, top : top + cut["height"], left : left + cut["width"]]
+
+
+def _square(row: files.VisionRow, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """SigLIP's: one size for all pictures."""
+    return _resized(pixels, row.processor["size"]["height"], row.processor["size"]["width"])
+
+
+_SIZINGS = {"longest_edge": _longest, "shortest_edge": _cropped, "height": _square}
 
 
 def _unit(row: files.VisionRow) -> int:
@@ -147,12 +165,16 @@ def _tokens(row: files.VisionRow, pixels: NDArray[np.float32]) -> str:
     """What stands for a picture in the text."""
     unit = _unit(row)
     rows, columns = pixels.shape[1] // unit, pixels.shape[2] // unit
+    if len(row.tokens) == 1:
+        return str(row.tokens[0] * (rows * columns))
     token, row_end, end = row.tokens
     return row_end.join([token * columns] * rows) + end
 
 
 def _inputs(row: files.VisionRow, pixels: list[NDArray[np.float32]]) -> Mapping[str, Any]:
     """Pictures of several sizes are padded; their sizes are given, too."""
+    if len({each.shape for each in pixels}) == 1 and "longest_edge" not in row.processor["size"]:
+        return {"pixel_values": torch.from_numpy(np.stack(pixels))}
     sizes = [each.shape[1:] for each in pixels]
     most = [max(size[axis] for size in sizes) for axis in (0, 1)]
     padded = [np.pad(each, ((0, 0), (0, most[0] - each.shape[1]), (0, most[1] - each.shape[2]))) for each in pixels]

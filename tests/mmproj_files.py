@@ -26,7 +26,8 @@ def write_mmproj(
     writer = GGUFWriter(path, "clip")
     own = CONVERTERS.get(config["model_type"])
     if own is None:
-        _write_pixtral(writer, config, processor, tokens, tensors)
+        write = _write_pixtral if config["vision_config"]["model_type"] == "pixtral" else _write_llava
+        write(writer, config, processor, tokens, tensors)
     else:
         own(writer, config, processor, tensors)
     writer.write_header_to_file()
@@ -78,4 +79,42 @@ def _write_pixtral(
             values = values.reshape(heads, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
         own = names.get_name(name, (".weight", ".bias"))
         assert own is not None, name
+        writer.add_tensor(own, values)
+
+
+# Replacements of llama.cpp's script for CLIP and SigLIP, in its order: first and second products are exchanged.
+_OLD_NAMES = (
+    *(("encoder.layers", "blk"), ("embeddings.", ""), ("_proj", ""), ("self_attn.", "attn_"), ("layer_norm", "ln")),
+    *(("layernorm", "ln"), ("mlp.fc1", "ffn_down"), ("mlp.fc2", "ffn_up"), ("embedding", "embd"), ("layrnorm", "ln")),
+)
+
+
+def _write_llava(
+    writer: GGUFWriter,
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    tokens: Sequence[str],
+    tensors: Tensors,
+) -> None:
+    """By the older script: projection_dim is not the text's, and there are no layers after that of the features."""
+    vision = config["vision_config"]
+    layers = config["vision_feature_layer"] % (vision["num_hidden_layers"] + 1)
+    writer.add_clip_projector_type("mlp")
+    writer.add_bool("clip.has_llava_projector", True)
+    _sizes(writer, vision, processor, vision["layer_norm_eps"])
+    writer.add_vision_projection_dim(vision.get("projection_dim", 0))
+    writer.add_vision_block_count(layers)
+    writer.add_array("clip.vision.feature_layer", [layers])
+    writer.add_vision_use_gelu(vision["hidden_act"] == "gelu")
+    for name, values in tensors.items():
+        if not name.startswith(_PARTS) or "post_layernorm" in name or ".head." in name:
+            continue
+        own = name.replace("multi_modal_projector.linear_1", "mm.0").replace("multi_modal_projector.linear_2", "mm.2")
+        if own == name:
+            own = own.replace("vision_tower.vision_model.", "v.").replace("vision_tower.", "v.")
+            for before, after in _OLD_NAMES:
+                own = own.replace(before, after)
+            number = own.split(".")[2] if ".blk." in own else ""
+            if number.isdigit() and int(number) >= layers:
+                continue
         writer.add_tensor(own, values)

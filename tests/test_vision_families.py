@@ -125,6 +125,8 @@ def test_on_a_device(name: str, families: dict[str, VisionOracle], device: Any) 
         ("gemma4-blocks", {"vision_config": {"num_key_value_heads": 1}}, "must have 2 heads of 16 values for keys"),
         ("gemma4-blocks", {"vision_config": {"patch_size": None}}, "other values than expected"),
         ("mistral3", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
+        ("llava-clip", {"vision_feature_layer": [-2, -1]}, "vision_feature_layer must be one of 3 layers"),
+        ("llava-siglip", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
         ("pixtral", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
     ],
 )

@@ -233,6 +233,57 @@ ROWS: dict[str, VisionRow] = {
         {"processor_class": "PixtralProcessor", "patch_size": 16},
     ),
 }
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "patch_size": 8,
+    "image_size": 32,
+}
+ROWS |= {
+    "llava-clip": VisionRow(
+        "llama",
+        "Llava",
+        {
+            "text_config": {"model_type": "llama", **_TEXT},
+            "vision_config": {"model_type": "clip_vision_model", **_TOWER},
+            "image_token_index": _FIRST,
+        },
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "do_center_crop": True,
+            "resample": 3,
+            "size": {"shortest_edge": 32},
+            "crop_size": {"height": 32, "width": 32},
+            **_CLIP,
+        },
+        "<image>",
+        ("<image>",),
+        {"processor_class": "LlavaProcessor", "patch_size": 8},
+    ),
+    "llava-siglip": VisionRow(
+        "qwen2",
+        "Llava",
+        {
+            "text_config": {"model_type": "qwen2", **_TEXT},
+            "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
+            "image_token_index": _FIRST,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        {
+            "image_processor_type": "SiglipImageProcessor",
+            "resample": 3,
+            "size": {"height": 32, "width": 32},
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+        "<image>",
+        ("<image>",),
+        {"processor_class": "LlavaProcessor", "patch_size": 8},
+    ),
+}
 
 
 def picture(name: str) -> NDArray[np.uint8]:

@@ -55,13 +55,13 @@ def find_tower(
         path = Path(mmproj)
         if not path.is_file():
             raise InputError(f"mmproj must be the path of a file, got {os.fspath(mmproj)!r:.200}")
-        return _fitting(open_mmproj(path), config, image_tokens, on_device=on_device)
+        return _fitting(open_mmproj(path), file, config, image_tokens, on_device=on_device)
     found = file.path if file.path.is_dir() else _beside(file.path)
     if found is None:
         return None
     try:
         opened = open_folder_tower(found) if found.is_dir() else open_mmproj(found)
-        return None if opened is None else _fitting(opened, config, image_tokens, on_device=on_device)
+        return None if opened is None else _fitting(opened, file, config, image_tokens, on_device=on_device)
     except ModelError as problem:
         _log.warning("images are not read: %s", problem)
         return None
@@ -89,11 +89,15 @@ def _beside(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _fitting(opened: VisionFile, config: Config, image_tokens: tuple[int, int] | None, *, on_device: bool) -> TowerFile:
+def _fitting(
+    opened: VisionFile, file: Checkpoint, config: Config, image_tokens: tuple[int, int] | None, *, on_device: bool
+) -> TowerFile:
     """The tower of an open file, which is closed again if it does not fit."""
     try:
         formats = {name: "f16" if on_device and each.kind != "f32" else "f32" for name, each in opened.tensors.items()}
         tower = read_tower(opened.metadata, opened.shapes, formats, image_tokens)
+        if tower.processor.token not in (file.metadata.get("tokenizer.ggml.tokens") or ()):
+            raise ModelError(f"{opened.path}: the vocabulary of the model has no {tower.processor.token} for images")
         if tower.out != config.hidden:
             raise ModelError(f"{opened.path}: the features of images have {tower.out} values, the text {config.hidden}")
         if tower.family.several_axes and config.sections is None:

@@ -5,6 +5,7 @@ It is such a file, or is in a Hugging Face folder beside the text model (`hf.tow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,20 @@ def open_mmproj(path: Path) -> VisionFile:
             tensors = gemma4_tensors(tensors, file.metadata.get("clip.vision.attention.head_count"))
         if file.metadata.get("clip.projector_type") == "pixtral":
             tensors = _pixtral(tensors, file.metadata.get("clip.vision.attention.head_count"))
+        tensors = _unswapped(tensors, file.metadata.get("clip.vision.feed_forward_length"))
         return VisionFile(path, file.metadata, _as_matrices(tensors), file.close)
     except BaseException:
         file.close()
         raise
+
+
+def _unswapped(tensors: dict[str, VisionTensor], inner: Any) -> dict[str, VisionTensor]:
+    """Old converters call the first product of a network "down", and the second one "up"."""
+    first = tensors.get("v.blk.0.ffn_down.weight")
+    if first is None or first.shape[0] != inner or first.shape[0] == first.shape[-1]:
+        return tensors
+    others = {"ffn_down": "ffn_up", "ffn_up": "ffn_down"}
+    return {re.sub("ffn_down|ffn_up", lambda found: others[found[0]], name): each for name, each in tensors.items()}
 
 
 def _pixtral(tensors: dict[str, VisionTensor], heads: Any) -> dict[str, VisionTensor]:

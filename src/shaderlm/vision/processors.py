@@ -44,6 +44,7 @@ class Layout:
     merge: int
     tile_grid: Size = (0, 0)  # rows and columns of tiles beside that of the whole picture; (0, 0): there is only that
     window: int = 0  # tokens on a side of a window, of a picture that is one tile; 0: there are none
+    uncut: Size | None = None  # what the picture is resized to before its middle is cut out; None: nothing is cut
 
     @property
     def patches(self) -> int:
@@ -94,10 +95,10 @@ class Processor:
 
     sizing: "area" keeps the shape of a picture and bounds its pixels; "budget" makes it as large as it may be;
     "square" has one size; "tiles" cuts a picture into squares beside one that shows all of it; "longest" bounds the
-    longest side.
+    longest side; "crop" cuts a square out of the middle.
     """
 
-    sizing: Literal["area", "budget", "square", "tiles", "longest"]
+    sizing: Literal["area", "budget", "square", "tiles", "longest", "crop"]
     patch: int
     merge: int
     filter: Filter
@@ -121,15 +122,29 @@ class Processor:
             return Layout((rows, columns), (size,), (Tile(0, 0, 0, *size),), self.patch, self.merge)
         if self.sizing == "tiles":
             return self._tiles(rows, columns)
+        if self.sizing == "crop":
+            return self._crop(rows, columns)
         size = {"area": self._area, "budget": self._budget, "longest": self._longest}[self.sizing](rows, columns, unit)
         return Layout((rows, columns), (size,), (Tile(0, 0, 0, *size),), self.patch, self.merge, window=self.window)
 
-    def _area(self, rows: int, columns: int, unit: int) -> Size:
+    def _crop(self, rows: int, columns: int) -> Layout:
+        """The shorter side becomes that of the square."""
+        self._check_ratio(rows, columns)
+        side = self.side
+        uncut = (side, side * columns // rows) if rows <= columns else (side * rows // columns, side)
+        return Layout(
+            (rows, columns), ((side, side),), (Tile(0, 0, 0, side, side),), self.patch, self.merge, uncut=uncut
+        )
+
+    def _check_ratio(self, rows: int, columns: int) -> None:
         if max(rows, columns) > _MAX_RATIO * min(rows, columns):
             raise InputError(
                 f"this model takes pictures whose longer side is at most {_MAX_RATIO} times the shorter one, "
                 f"got {columns} × {rows}"
             )
+
+    def _area(self, rows: int, columns: int, unit: int) -> Size:
+        self._check_ratio(rows, columns)
         size = round(rows / unit) * unit, round(columns / unit) * unit
         if size[0] * size[1] > self.most_pixels:
             ratio = math.sqrt(rows * columns / self.most_pixels)

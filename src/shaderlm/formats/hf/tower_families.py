@@ -5,6 +5,7 @@ One row of FAMILIES adds a family.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,8 @@ class FolderFamily:
 
     names: patterns of names of tensors, and GGUF's; {i} is the layer of the i-th features of earlier layers. keys: of
     vision_config, and GGUF's. more: further keys, of config.json and the processor's file. absent: what the class of
-    `transformers` has for keys that vision_config does not have.
+    `transformers` has for keys that vision_config does not have. unread: is a tensor, of this name in GGUF, not needed
+    with these keys?
     """
 
     projector: str
@@ -30,6 +32,7 @@ class FolderFamily:
     defaults: Mapping[str, Any]
     more: Callable[[Json, Json], Json]
     absent: Mapping[str, Any] = field(default_factory=dict)
+    unread: Callable[[str, Json], bool] = lambda name, keys: False
 
 
 _SIGLIP: Names = (
@@ -131,6 +134,42 @@ def _pixtral(config: Json, processor: Json) -> Json:
         "projector.layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
         "rope.freq_base": rope.get("rope_theta", 10000.0),
     }
+
+
+def _llava_clip(config: Json, processor: Json) -> Json:
+    _only(config, "vision_feature_select_strategy", "default", "default")
+    keys, side = _llava(config, processor), config["vision_config"].get("image_size", 224)
+    cut = processor.get("crop_size", side)
+    if size_of(processor).get("shortest_edge", side) != side or cut not in (side, {"height": side, "width": side}):
+        raise ModelError(f"the processor must resize and crop pictures to {side} × {side}, as the tower reads them")
+    return keys
+
+
+def _llava_siglip(config: Json, processor: Json) -> Json:
+    _only(config, "vision_feature_select_strategy", "full", "default")
+    keys, side = _llava(config, processor), config["vision_config"].get("image_size", 224)
+    if processor.get("do_center_crop") or processor.get("size", side) not in (side, {"height": side, "width": side}):
+        raise ModelError(f"the processor must resize pictures to {side} × {side}, as the tower reads them")
+    return keys
+
+
+def _llava(config: Json, processor: Json) -> Json:
+    """The layer whose results are features; those after it are not run."""
+    _only(config, "projector_hidden_act", "gelu", "gelu")
+    _only(config, "multimodal_projector_bias", True, True)
+    if processor.get("do_pad"):
+        raise ModelError("the processor pads pictures to squares (do_pad), which is not supported")
+    layers, layer = config["vision_config"].get("num_hidden_layers", 12), config.get("vision_feature_layer", -2)
+    if type(layer) is not int or type(layers) is not int or not 1 <= layer % (layers + 1) <= layers:
+        raise ModelError(f"config.json: vision_feature_layer must be one of {layers} layers, it is {layer!r:.60}")
+    return {"block_count": layer % (layers + 1)}
+
+
+def _after_features(name: str, keys: Json) -> bool:
+    """Of layers after that of the features, and of what CLIP and SigLIP make of the last one."""
+    found = re.match(r"v\.blk\.(\d+)\.", name)
+    late = found is not None and int(found[1]) >= keys["clip.vision.block_count"]
+    return late or name.startswith(("v.post_ln.", "head.")) or name.endswith("position_ids")
 
 
 def _only(config: Json, key: str, known: Any, default: Any) -> None:
@@ -283,6 +322,36 @@ _PIXTRAL = FolderFamily(
     },
     _pixtral,
 )
+_LLAVA_NAMES: Names = (
+    *_SIGLIP,
+    (r"embeddings\.class_embedding", "v.class_embd"),
+    (r"pre_layrnorm\.", "v.pre_ln."),
+    (r"linear_1\.", "mm.0."),
+    (r"linear_2\.", "mm.2."),
+)
+_LLAVA_DEFAULTS = {
+    "embedding_length": 768,
+    "feed_forward_length": 3072,
+    "block_count": 12,
+    "attention.head_count": 12,
+    "image_size": 224,
+}
+_LLAVA_CLIP = FolderFamily(
+    "mlp",
+    _LLAVA_NAMES,
+    _SIGLIP_KEYS,
+    {**_LLAVA_DEFAULTS, "patch_size": 32, "attention.layer_norm_epsilon": 1e-5, "hidden_act": "quick_gelu"},
+    _llava_clip,
+    _after_features,
+)
+_LLAVA_SIGLIP = FolderFamily(
+    "mlp",
+    _LLAVA_NAMES,
+    _SIGLIP_KEYS,
+    {**_LLAVA_DEFAULTS, "patch_size": 16, "attention.layer_norm_epsilon": 1e-6},
+    _llava_siglip,
+    _after_features,
+)
 # By model_type, and by that of vision_config where it has several.
 FAMILIES: Mapping[str, FolderFamily] = {
     "qwen3_vl": _QWEN3VL,
@@ -294,4 +363,6 @@ FAMILIES: Mapping[str, FolderFamily] = {
     "idefics3": _IDEFICS3,
     "mistral3 pixtral": _PIXTRAL,
     "llava pixtral": _PIXTRAL,
+    "llava clip_vision_model": _LLAVA_CLIP,
+    "llava siglip_vision_model": _LLAVA_SIGLIP,
 }

@@ -107,6 +107,9 @@ def _folder_tensors(files: Safetensors, family: FolderFamily, metadata: Mapping[
             r"\{(\d+)\}", lambda match: str(layers[int(match[1])]) if int(match[1]) < len(layers) else "-", called
         )
 
+        if family.unread(called, dict(metadata)):
+            continue
+
         def load(name: str = name) -> F32:
             return unpack(files.raw(name), files.tensors[name].kind).reshape(files.tensors[name].shape)
 

@@ -30,6 +30,7 @@ class Family:
     bias: bool = True  # products in layers have one
     activation: str = "gelu_pytorch_tanh"
     gated: bool = False
+    switched: bool = False  # GGUF files have switches for the activation
     patch_bias: bool = True
     layer: str = "plain"
     theta: float = 10000.0  # of rope, where files do not say
@@ -124,7 +125,23 @@ FAMILIES: Mapping[str, Family] = {
         bias=False,
         activation="silu",
         gated=True,
+        switched=True,
+        patch_bias=False,
         texts={"row_end": "[IMG_BREAK]", "end": "[IMG_END]"},
         merge=1,
     ),
+    "mlp": Family(
+        "crop",
+        "bicubic",
+        "<image>",
+        "<image>",
+        "mlp",
+        first_norm=True,
+        patch_bias=False,
+        activation="quick_gelu",
+        switched=True,
+        merge=1,
+    ),
+    # Files call it mlp, too.
+    "mlp without class": Family("square", "bicubic", "<image>", "<image>", "mlp", merge=1),
 }

@@ -14,9 +14,9 @@ from .sizes import Sizes
 
 def tower_graph(sizes: Sizes, patches: int) -> tuple[Graph, Parts]:
     """The graph for so many patches, and what it is made of."""
-    parts = Parts(sizes, patches)
-    b, n = parts.b, patches
-    x = b.tensor("patches", n, sizes.patch_width, role="input")
+    parts = Parts(sizes, patches + sizes.class_rows)
+    b, n = parts.b, parts.patches
+    x = b.tensor("patches", patches, sizes.patch_width, role="input")
     for spans in ("spans", "windows") if sizes.window else ("spans",):
         b.tensor(spans, n, 2, role="input", format="u32")
     if sizes.family.rope:
@@ -24,6 +24,8 @@ def tower_graph(sizes: Sizes, patches: int) -> tuple[Graph, Parts]:
     x = parts.linear(
         "v.patch_embd", x, 3 * sizes.patch**2, sizes.hidden, bias=sizes.family.bias and sizes.family.patch_bias
     )
+    if sizes.class_rows:
+        x = _after_class(parts, x)
     if sizes.family.positions:
         x = parts.sum("v.placed", x, _positions(parts))
     if sizes.family.first_norm:
@@ -35,6 +37,15 @@ def tower_graph(sizes: Sizes, patches: int) -> tuple[Graph, Parts]:
         if i in sizes.deepstack:
             outputs.append(_deepstack(parts, f"v.deepstack.{i}", x, len(outputs) + 1))
     return b.graph(MERGERS[sizes.family.merger](parts, x), *outputs), parts
+
+
+def _after_class(parts: Parts, x: str) -> str:
+    """A row of the file, then the patches."""
+    name, width = "v.class_embd", parts.sizes.hidden
+    out = parts.b.tensor("v.rows", parts.patches, width)
+    dims = {"a": width, "b": parts.b.tensors[x].size}
+    parts.b.add("concat", dims, {"a": parts.stored(name, (width,)), "b": x}, "v", out=out)
+    return out
 
 
 def _positions(parts: Parts) -> str:

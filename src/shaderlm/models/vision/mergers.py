@@ -12,7 +12,8 @@ def norm_mlp(parts: Parts, x: str) -> str:
     read, layers = parts.norm("v.post_ln", x, parts.patches, parts.sizes.hidden), ("mm.0", "mm.2")
     width = parts.sizes.hidden * parts.sizes.merge**2
     if parts.sizes.window:
-        return parts.reordered(two_matrices(parts, layers, read, width, "v.in_windows"), "features")
+        merged = two_matrices(parts, layers, read, width, "v.in_windows")
+        return parts.picked(merged, "features", "order", parts.b.tensors[merged].shape[0])
     return two_matrices(parts, layers, read, width, "features")
 
 
@@ -69,10 +70,19 @@ def mean_linear(parts: Parts, x: str) -> str:
     return parts.linear("mm.embedding_projection", y, sizes.hidden, sizes.out, "features", bias=False)
 
 
+def mlp(parts: Parts, x: str) -> str:
+    """Each patch through two matrices, without the row of the class."""
+    sizes = parts.sizes
+    if sizes.class_rows:
+        x = parts.picked(x, "v.kept", "kept", parts.patches - sizes.class_rows)
+    return two_matrices(parts, ("mm.0", "mm.2"), x, sizes.hidden, "features", sizes.out)
+
+
 MERGERS: Mapping[str, Callable[[Parts, str], str]] = {
     "norm_mlp": norm_mlp,
     "linear": linear,
     "mean_norm_linear": mean_norm_linear,
     "merged_mlp": merged_mlp,
     "mean_linear": mean_linear,
+    "mlp": mlp,
 }

@@ -10,7 +10,7 @@ from .sizes import Sizes, whole_blocks
 
 
 class Parts:
-    """A graph that is being made, for so many patches."""
+    """A graph that is being made, for so many patches, among them the row of the class."""
 
     def __init__(self, sizes: Sizes, patches: int) -> None:
         self.sizes, self.patches, self.b = sizes, patches, Builder()
@@ -133,17 +133,24 @@ class Parts:
         self.b.add(op, {"count": tensor.size}, {"x": x}, layer_of(x), out=out)
         return out
 
-    def reordered(self, x: str, out: str) -> str:
-        """Rows of a tensor in the order of the input `order`."""
+    def picked(self, x: str, out: str, name: str, count: int) -> str:
+        """So many rows of a tensor, which the input of this name has in order."""
         rows, width = self.b.tensors[x].shape
         inputs = {
             "weight": x,
-            "rows": self.b.tensor("order", rows, 1, role="input", format="u32"),
-            "factors": self.b.tensor("order_factors", rows, 1, role="input"),
+            "rows": self.b.tensor(name, count, 1, role="input", format="u32"),
+            "factors": self.b.tensor(f"{name}_factors", count, 1, role="input"),
         }
-        self.b.tensor(out, rows, width)
-        self.b.add("weighted_rows", {"tokens": rows, "N": rows, "K": width, "taps": 1}, inputs, layer_of(x), out=out)
+        self.b.tensor(out, count, width)
+        self.b.add("weighted_rows", {"tokens": count, "N": rows, "K": width, "taps": 1}, inputs, layer_of(x), out=out)
         return out
+
+    def quick_gelu(self, x: str) -> str:
+        """x / (1 + exp(−1.702 x))."""
+        tensor = self.b.tensors[x]
+        scaled = self.b.tensor(f"{x}.scaled", *tensor.shape)
+        self.b.add("scale", {"count": tensor.size, "factor": 1.702}, {"x": x}, layer_of(x), out=scaled)
+        return self.pairwise("sigmoid_mul", scaled, x)
 
     def pairwise(self, op: str, a: str, b: str) -> str:
         """An op on the values of two tensors of one shape."""
@@ -160,6 +167,7 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[Parts, str], str], Callable[[Parts, st
         lambda p, x: p.activated("gelu_erf", x),
         lambda p, a, b: p.pairwise("mul", p.activated("gelu_erf", a), b),
     ),
+    "quick_gelu": (lambda p, x: p.quick_gelu(x), lambda p, a, b: p.pairwise("mul", p.quick_gelu(a), b)),
     "silu": (lambda p, x: p.pairwise("sigmoid_mul", x, x), lambda p, a, b: p.pairwise("silu_mul", a, b)),
 }
 

@@ -30,12 +30,22 @@ def _axes(layout: Layout, stage: int, processor: Processor) -> Iterator[_Axis]:
     """Columns first, then rows, as far as the size changes."""
     rows, columns = layout.sizes[stage - 1] if stage else layout.source
     height, width = layout.sizes[stage]
-    if columns != width:
-        weights = vision.resize_weights(columns, width, processor.filter)
+    uncut = layout.uncut or (height, width)
+    if (columns, uncut[1]) != (width, width):
+        weights = _resized_and_cut(columns, uncut[1], width, processor)
         yield _Axis(f"resized.{stage}.columns", rows, columns, 3, width, *weights)
-    if rows != height:
-        weights = vision.resize_weights(rows, height, processor.filter)
+    if (rows, uncut[0]) != (height, height):
+        weights = _resized_and_cut(rows, uncut[0], height, processor)
         yield _Axis(f"resized.{stage}.rows", 1, rows, 3 * width, height, *weights)
+
+
+def _resized_and_cut(
+    size: int, uncut: int, to: int, processor: Processor
+) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """Of an axis that is resized, the middle: what is cut away is not computed."""
+    first, weights = vision.resize_weights(size, uncut, processor.filter)
+    begin = (uncut - to) // 2
+    return first[begin : begin + to], weights[begin : begin + to]
 
 
 def patches_graph(layout: Layout, processor: Processor) -> Graph:

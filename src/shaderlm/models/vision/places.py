@@ -24,9 +24,10 @@ class Positions(NamedTuple):
 
 
 def _table(sizes: Sizes, layout: Layout) -> Rows:
-    """The row of the place."""
-    places = layout.places()
-    return (places[:, :1] * sizes.side + places[:, 1:]).astype(np.uint32), np.ones((len(places), 1), np.float32)
+    """The row of the place, after that of the class."""
+    places, first = layout.places(), sizes.class_rows
+    rows = np.concatenate([np.arange(first), places @ (sizes.side, 1) + first])[:, None]
+    return rows.astype(np.uint32), np.ones(rows.shape, np.float32)
 
 
 def _interpolated(sizes: Sizes, layout: Layout) -> Rows:
@@ -43,7 +44,7 @@ def _rows_and_columns(sizes: Sizes, layout: Layout) -> Rows:
 
 
 def _square(sizes: Sizes) -> tuple[int, ...]:
-    return sizes.side**2, sizes.hidden
+    return sizes.side**2 + sizes.class_rows, sizes.hidden
 
 
 POSITIONS: Mapping[str, Positions] = {
@@ -61,11 +62,16 @@ def tower_inputs(sizes: Sizes, layout: Layout) -> dict[str, NDArray[Any]]:
     if sizes.family.rope:
         between = sizes.family.rope == "between"
         inputs["turns"] = vision.turns(layout.places(), sizes.head, sizes.theta, between=between)
-    inputs["spans"] = _spans(layout.tile_patches)
+    inputs["spans"] = _spans(count + sizes.class_rows for count in layout.tile_patches)
+    picked: dict[str, NDArray[Any]] = {}
+    if sizes.class_rows:
+        picked["kept"] = sizes.class_rows + np.arange(layout.patches)
     if sizes.window:
         inputs["windows"] = _spans([count * layout.merge**2 for count in layout.window_tokens()])
-        inputs["order"] = np.argsort(layout.window_order()).astype(np.uint32)[:, None]
-        inputs["order_factors"] = np.ones(inputs["order"].shape, np.float32)
+        picked["order"] = np.argsort(layout.window_order())
+    for name, rows in picked.items():
+        inputs[name] = rows.astype(np.uint32)[:, None]
+        inputs[f"{name}_factors"] = np.ones(inputs[name].shape, np.float32)
     return inputs
 
 

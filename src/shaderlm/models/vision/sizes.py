@@ -53,6 +53,11 @@ class Sizes:
         return ImageRows(self.levels, sees_itself, family.several_axes, family.in_windows, token)
 
     @property
+    def class_rows(self) -> int:
+        """Rows before those of the patches: one that stands for the whole picture, or none."""
+        return int("v.class_embd" in self.shapes)
+
+    @property
     def head(self) -> int:
         """Values of a head."""
         return self.hidden // self.heads

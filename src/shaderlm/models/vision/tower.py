@@ -77,7 +77,8 @@ def described_tower(
     image_tokens: tuple[int, int] | None = None,
 ) -> Tower:
     """The tower that metadata describe, whether its tensors are there or not."""
-    family = FAMILIES[projector(metadata)]
+    name = projector(metadata)
+    family = FAMILIES["mlp without class" if name == "mlp" and "v.class_embd" not in shapes else name]
     keys = Keys(metadata)
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     patch, image = keys.whole("patch_size", maximum=256), keys.whole("image_size", maximum=1 << 14)
@@ -86,6 +87,8 @@ def described_tower(
     layers = keys.whole("block_count", maximum=1024)
     side_key = "spatial_merge_size" if family.sizing in ("area", "longest") else "projector.scale_factor"
     merge = keys.whole(side_key, family.merge or None, maximum=16)
+    if (taken := keys.get("feature_layer", [layers])) != [layers]:
+        raise keys.wrong("feature_layer", f"the last of {layers} layers", taken)
     flags = keys.get("is_deepstack_layers") or [False] * layers
     if not isinstance(flags, list) or len(flags) != layers:
         raise keys.wrong("is_deepstack_layers", f"{layers} times true or false", flags)
@@ -115,7 +118,9 @@ def described_tower(
         merger_eps=keys.number("projector.layer_norm_epsilon", eps),
         theta=keys.number("rope.freq_base", family.theta),
         activation=_activation(family, keys),
-        out=keys.whole("projection_dim"),
+        out=shapes["mm.2.weight"][0]
+        if family.merger == "mlp" and "mm.2.weight" in shapes
+        else keys.whole("projection_dim"),
         deepstack=tuple(i for i, flag in enumerate(flags) if flag),
         window=window,
         full=_full_layers(keys, layers) if window else (),
@@ -133,7 +138,7 @@ def described_tower(
 def _activation(family: Family, keys: Keys) -> str:
     """Files of GGUF have switches for two of them."""
     switches = [name for name in ("silu", "gelu") if keys.switch(f"use_{name}")]
-    name = keys.get("hidden_act", switches[0] if len(switches) == 1 and family.gated else family.activation)
+    name = keys.get("hidden_act", switches[0] if len(switches) == 1 and family.switched else family.activation)
     if name not in ACTIVATIONS:
         raise keys.wrong("hidden_act", " or ".join(ACTIVATIONS), name)
     return str(name)
