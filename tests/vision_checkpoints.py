@@ -235,7 +235,7 @@ ROWS: dict[str, VisionRow] = {
 }
 _TOWER = {
     "hidden_size": 32,
-    "intermediate_size": 64,
+    "intermediate_size": 72,
     "num_attention_heads": 2,
     "num_hidden_layers": 3,
     "patch_size": 8,
