@@ -246,8 +246,8 @@ ROWS |= {
         "llama",
         "Llava",
         {
-            "text_config": {"model_type": "llama", **_TEXT},
-            "vision_config": {"model_type": "clip_vision_model", **_TOWER},
+            "text_config": {"model_type": "llama", **_TEXT, "vocab_size": _FIRST + 1},
+            "vision_config": {"model_type": "clip_vision_model", **_TOWER, "intermediate_size": 80},
             "image_token_index": _FIRST,
         },
         {
@@ -266,8 +266,8 @@ ROWS |= {
         "qwen2",
         "Llava",
         {
-            "text_config": {"model_type": "qwen2", **_TEXT},
-            "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
+            "text_config": {"model_type": "qwen2", **_TEXT, "vocab_size": _FIRST + 1},
+            "vision_config": {"model_type": "siglip_vision_model", **_TOWER, "intermediate_size": 80},
             "image_token_index": _FIRST,
             "vision_feature_layer": -1,
             "vision_feature_select_strategy": "full",

@@ -342,7 +342,7 @@ _LLAVA_CLIP = FolderFamily(
     _SIGLIP_KEYS,
     {**_LLAVA_DEFAULTS, "patch_size": 32, "attention.layer_norm_epsilon": 1e-5, "hidden_act": "quick_gelu"},
     _llava_clip,
-    _after_features,
+    unread=_after_features,
 )
 _LLAVA_SIGLIP = FolderFamily(
     "mlp",
@@ -350,7 +350,7 @@ _LLAVA_SIGLIP = FolderFamily(
     _SIGLIP_KEYS,
     {**_LLAVA_DEFAULTS, "patch_size": 16, "attention.layer_norm_epsilon": 1e-6},
     _llava_siglip,
-    _after_features,
+    unread=_after_features,
 )
 # By model_type, and by that of vision_config where it has several.
 FAMILIES: Mapping[str, FolderFamily] = {
