@@ -44,7 +44,9 @@ class _Bench(CommandGroup):
 @speed_options
 @click.pass_context
 def bench(ctx: click.Context, /, images: tuple[tuple[int, int], ...], **options: Any) -> None:
-    """Measure the speed of models, with the tests of llama-bench, and with --image that of reading pictures.
+    """Measure the speed of models, with the tests of llama-bench.
+
+    --image measures how fast pictures are read, instead.
 
     `bench kernels` compares single kernels with their baselines instead, `bench rows` times the products of a layer
     over the number of rows, `bench restore` measures the cache on disk, `bench serve` an HTTP server under load, and
