@@ -71,6 +71,7 @@ def drafts_of(drafter: Any, most: int = 6) -> Drafts:
     return Drafts(drafter, most, measured=False)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("ahead", "deterministic"), [(1, False), (2, False), (2, True)])
 def test_drafts_in_a_small_pool(ahead: int, deterministic: bool) -> None:
     """Shared beginnings, preemptions, some cancelled. Tokens are right only if every page has what it should."""

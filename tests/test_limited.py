@@ -183,7 +183,6 @@ def test_processes_end_with_whoever_started_them(tmp_path: Path) -> None:
         textwrap.dedent(f"""
         import threading, time
         from shaderlm.limited import LimitedProgram
-from shaderlm.limited.process import HAS_TIMER
         program = LimitedProgram({str(tmp_path / "program.py")!r}, ())
         pid = program.ask({{}}, 60, 100)[1]
         threading.Thread(target=program.ask, args=({{"sleep": 600}}, 2, 100), daemon=True).start()

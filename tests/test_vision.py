@@ -135,6 +135,7 @@ def _with_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]
     return [{**first, "content": parts}, *others]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["qwen3vl", *(pytest.param(name, marks=pytest.mark.full) for name in FURTHER)])
 def test_preemption_and_a_client_that_leaves(
     name: str, vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch

@@ -115,11 +115,12 @@ class _Run:
 
     steps: list[_Step]
     interrupted: bool
-    before: Submission | None = None  # the last one before the first step: idle time is counted from its end
+    # Each submission of a step, and the one before it, whoever made that: idle time is counted from its end.
+    pairs: list[tuple[Submission, Submission]] = field(default_factory=list)
 
     @property
     def wall_us(self) -> float:
-        return (self.steps[-1].end - self.steps[0].begin) / 1e3 / len(self.steps)
+        return sum(step.end - step.begin for step in self.steps) / 1e3 / len(self.steps)
 
 
 def check(context: int, prompt: int, generated: int, depth: int) -> None:
@@ -204,8 +205,7 @@ def _run_prefill(
     _rewind(model, sequence, depth)
     model.feed(sequence, ids[:1], "token").wait()  # from here on the GPU waits for the first step
     for _ in range(repetitions):
-        _rewind(model, sequence, depth)
-        begin = time.perf_counter_ns()
+        begin = _rewind(model, sequence, depth)
         result = model.feed(sequence, ids, "token")
         waiting = time.perf_counter_ns()
         result.wait()
@@ -213,11 +213,14 @@ def _run_prefill(
         steps.append(_Step(begin, [], [(waiting, end)], end))
 
 
-def _rewind(model: Runner, sequence: KvSequence, depth: int) -> None:
-    """Back to so many tokens. Of a model with states they are run again: a state cannot be cut back."""
+def _rewind(model: Runner, sequence: KvSequence, depth: int) -> int:
+    """Back to so many tokens; when the next step begins. Tokens of states, which cannot be cut back, run before it."""
+    begin = time.perf_counter_ns()
     left = model.truncate(sequence, depth)
     if left < depth:
         model.feed(sequence, _random(model, depth - left)).wait()
+        begin = time.perf_counter_ns()
+    return begin
 
 
 def _run_decode(model: Runner, sequences: Sequence[KvSequence], depth: int, count: int, steps: list[_Step]) -> None:
@@ -308,21 +311,22 @@ def _without_timestamps(
 
 
 def _assign(run: _Run, seen: Sequence[Submission]) -> None:
-    """Submissions to the step in which they were made; those that led up to the first step belong to none."""
+    """Submissions to the step in which they were made; those that led up to a step belong to none."""
+    previous = None
     for submission in seen:
         begin = next(iter(submission.host.values()))[0]
         owner = next((step for step in run.steps if step.begin <= begin <= step.end), None)
         if owner is not None:
+            assert previous is not None, "a run begins with a submission that no step owns"
             owner.submissions.append(submission)
-        elif run.steps and begin < run.steps[0].begin:
-            run.before = submission
+            run.pairs.append((previous, submission))
+        previous = submission
 
 
 def _busy_and_idle(run: _Run) -> tuple[float, float]:
     """Microseconds per step within submissions, and from the end of each to the begin of the next."""
-    assert run.before is not None, "a run begins with a submission that no step owns"
-    spans = np.array([run.before.ends, *(s.ends for step in run.steps for s in step.submissions)])
-    busy, idle = spans[1:, 1] - spans[1:, 0], spans[1:, 0] - spans[:-1, 1]
+    ends = np.array([(*before.ends, *own.ends) for before, own in run.pairs])
+    busy, idle = ends[:, 3] - ends[:, 2], ends[:, 2] - ends[:, 1]
     return float(busy.sum()) / 1e3 / len(run.steps), float(idle.sum()) / 1e3 / len(run.steps)
 
 
