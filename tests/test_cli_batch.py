@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import shaderlm as package
 from shaderlm.cli import batch
 from shaderlm.cli.batch_files import ResultFile, request_file
 from shaderlm.cli.loading import load_model
-from shaderlm.engine import LanguageModel
+from shaderlm.engine import Engine, LanguageModel
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.install import install_command
 
@@ -105,23 +106,39 @@ def test_the_results_are_those_of_python(tiny: Path, tmp_path: Path) -> None:
 def test_many_run_at_once_and_each_is_as_if_it_were_alone(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = captured(monkeypatch)
     contents = {f"r{i}": f"Question {i}" for i in range(24)}
+    loaded = captured(monkeypatch, lambda model: waits_for_company(model.engine, 8, len(contents)))
     asked = write(tmp_path / "in.jsonl", *(chat_line(name, text) for name, text in contents.items()))
-    arguments = ("--parallel", 8, "--device", "numpy")  # whose steps are not done before the next request is there
-    assert run(tiny, asked, tmp_path / "out.jsonl", *arguments).code == 0
+    assert run(tiny, asked, tmp_path / "out.jsonl", "--parallel", 8).code == 0
     stats = loaded[0].engine.stats()
     assert stats.options.parallel == 8
     assert stats.generation_tokens / stats.steps > 3
     assert answers(tmp_path / "out.jsonl") == expected(tiny, contents)
 
 
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[LanguageModel]:
-    """The models that the command loads."""
+def waits_for_company(engine: Engine, parallel: int, requests: int) -> None:
+    """A turn begins when as many requests are there as run at once, or all that are left, however slowly they come."""
+    iterate = engine._iterate
+
+    def turn() -> Any:
+        until = time.monotonic() + 60
+        while len(engine._inbox.active) < min(parallel, requests - sum(engine.stats().finished.values())):
+            assert time.monotonic() < until, "the requests do not come"
+            time.sleep(0.001)
+        return iterate()
+
+    engine._iterate = turn  # type: ignore[method-assign]
+
+
+def captured(
+    monkeypatch: pytest.MonkeyPatch, then: Callable[[LanguageModel], None] = lambda model: None
+) -> list[LanguageModel]:
+    """The models that the command loads, and what is done with each."""
     loaded: list[LanguageModel] = []
 
     def kept(*given: Any) -> LanguageModel:
         loaded.append(load_model(*given))
+        then(loaded[-1])
         return loaded[-1]
 
     monkeypatch.setattr(batch, "load_model", kept)

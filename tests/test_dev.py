@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,7 +123,14 @@ def test_ctrl_c_while_the_environment_is_made_prints_nothing(tmp_path: Path) -> 
     (tmp_path / "python").chmod(0o755)
     folders = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "uv").exists()]
     environment = {**os.environ, "PATH": os.pathsep.join(folders), "PYTHON": str(tmp_path / "python")}
-    done = subprocess.run([tmp_path / "dev", "setup"], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [tmp_path / "dev", "setup"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+    )
     assert (done.returncode, done.stderr) == (130, "")
     assert (tmp_path / ".venv" / ".unfinished").exists()
 
