@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from shaderlm.gpu import WEBGPU_DEFAULT
 from shaderlm.graph import interpret
 from shaderlm.graph.batch import contiguous_batch, make_batch
 from shaderlm.graph.chains import Chain, Part
-from shaderlm.graph.fuse import FUSIONS, _Match, fuse
+from shaderlm.graph.fuse import FUSIONS, Fusion, GraphIndex, _Match, fuse
 from shaderlm.graph.graph import Builder, Graph, Node, Rewrite
 from shaderlm.graph.ops import label, resolve
 from shaderlm.graph.primitives import REQUIRED
@@ -273,6 +274,28 @@ def test_a_tensor_that_others_read_is_not_fused_away() -> None:
     assert [(rejection.fusion, rejection.reason) for rejection in rejected] == [
         ("rms_norm_mul", "n is used by 2 nodes")
     ]
+
+
+@pytest.mark.parametrize("read_by", ["add", "the outside"])
+def test_a_rule_that_does_not_look_for_readers_breaks_no_graph(read_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder()
+    b.tensor("x", 2, 8, role="input")
+    b.tensor("w", 8, role="weight")
+    for name in ("n", "m", "twice"):
+        b.tensor(name, 2, 8)
+    b.add("rms_norm", {"tokens": 2, "width": 8}, {"x": "x"}, "l", out="n")
+    b.add("mul", {"count": 16, "period": 8}, {"a": "n", "b": "w"}, "l", out="m")
+    if read_by == "add":
+        b.add("add", {"count": 16}, {"a": "n", "b": "m"}, "l", out="twice")
+    graph = b.graph("twice") if read_by == "add" else b.graph("n", "m")
+
+    def takes_the_norm_out(index: GraphIndex, mul: Node) -> Rewrite:
+        return Rewrite((index.producers["n"], mul), (replace(mul, inputs={**mul.inputs, "a": "x"}),))
+
+    monkeypatch.setattr("shaderlm.graph.fuse.FUSIONS", (Fusion("careless", "mul", takes_the_norm_out),))
+    fused, rejected = fuse(graph)
+    assert ops(fused) == ops(graph)
+    assert [each.reason for each in rejected] == ["n is used by others"]
 
 
 def test_an_unknown_fusion_is_named() -> None:
