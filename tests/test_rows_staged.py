@@ -57,6 +57,13 @@ def test_every_config(config: RowsConfig, given: dict[str, Any], gpu: Device) ->
         assert_close(result(case, name, found[name], wanted), wanted, tolerance(case, ROUTE, name), f"{config} {name}")
 
 
+def test_there_is_a_slot_for_each_subgroup() -> None:
+    """Where drivers choose their size, this kernel may get smaller ones than a probe saw."""
+    config, chosen = RowsConfig(64, 32, 4, 4, 32), replace(LARGE_GPU, subgroup_min=16, subgroup_max=32, subgroup_size=0)
+    assert config.constants(chosen)["SLOTS"] == 64 // 4
+    assert config.constants(replace(chosen, subgroup_max=16, subgroup_size=16))["SLOTS"] == 64 // 16
+
+
 @pytest.mark.parametrize("kind", INT16)
 def test_odd_numbers(kind: str, gpu: Device) -> None:
     """Rows of zeros, near the smallest and the largest numbers, and with one that is none: each minds its own."""

@@ -18,7 +18,7 @@ from .packed import padded_k
 
 KERNEL = "linear/linear_gemv_rows_staged"
 IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
-_LEAST_LANES = 4  # of a subgroup: what is not known is taken to be this
+_LEAST_LANES = 4  # of a subgroup, where it is not known that all have the same size
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class RowsConfig:
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        size = caps.subgroup_size or caps.subgroup_min or _LEAST_LANES
+        # Not the smallest that a probe saw: this kernel may get smaller ones, and more sums than there are slots for.
+        size = caps.subgroup_size or _LEAST_LANES
         slots = 1 if self.lanes_per_row <= caps.subgroup_size else self.threads // min(size, self.lanes_per_row)
         sizes = {"WG": self.threads, "LANES_PER_ROW": self.lanes_per_row, "ROWS": self.rows, "STAGE": self.stage}
         return {**sizes, "X_ROWS": self.x_rows, "SLOTS": slots, "SUBGROUP": caps.subgroup_size}
