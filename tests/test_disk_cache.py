@@ -216,6 +216,22 @@ def test_states_lie_beside_pages(tmp_path: Path) -> None:
     assert not other.states_of(IDS, binding)
 
 
+def test_states_are_forgotten_with_their_pages(tmp_path: Path) -> None:
+    """Those of another prompt that begins alike stay."""
+    made = DiskCache(tmp_path, 1 << 20, b"model", TENSORS, (("s", 48),))
+    binding, row = made.client_binding(None), [np.zeros((1, 48), np.uint8)]
+    other = [*IDS[:PAGE], *range(PAGE)]
+    assert made.write(IDS, binding, 0, contents(3))
+    assert all(made.write_state(ids, binding, row) for ids in (IDS[:PAGE], IDS[: 3 * PAGE], other))
+    nothing: Any = None  # of a runner: forgetting reads none of its pages
+    pages = disk_pages.DiskPages(nothing, nothing, made)
+    pages.forget(IDS, None)
+    pages.close()
+    assert not records(tmp_path)
+    assert set(made.states_of(other, binding)) == {2}
+    assert len(list(tmp_path.glob("*.states"))) == 1
+
+
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
     """And of a prompt its end: without the beginning nobody finds the rest."""
     one = cache(tmp_path)

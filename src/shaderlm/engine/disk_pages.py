@@ -260,7 +260,7 @@ class DiskPages:
         binding = self.binding_of(client)
         if binding is not None:
             self.flush()
-            self.disk.remove(self.disk.find(ids, binding))
+            self.disk.remove([*self.disk.find(ids, binding), *self.disk.states_of(ids, binding).values()])
 
     def _contents(self, stored: Sequence[Stored]) -> Iterator[list[Bytes]]:
         """What records hold, in their order, until one is not as it was written. Some are read ahead."""
