@@ -364,6 +364,19 @@ def test_rejected_drafts(rows: int, runner: Runner, ids: list[int], logits: F32)
     assert runner.states.free + len(runner.states.snapshots) == runner.states.rows
 
 
+def test_what_drafts_left_is_of_no_use_to_another_text(runner: Runner, ids: list[int]) -> None:
+    """Of a sequence that is cut back to before them. Its tokens come one by one, and overwrite no spare row."""
+    sequence = runner.add()
+    runner.feed(sequence, ids[:4])
+    places = runner.pool.unused_slots(4)
+    runner.step([SequenceChunk(sequence, ids[4:9], "tokens", GREEDY, None, [GREEDY] * 4, places)]).wait()
+    assert runner.truncate(sequence, 2) == 0
+    for token in ids[20:29]:
+        runner.feed(sequence, [token])
+    assert runner.truncate(sequence, 6) == 0 == sequence.length
+    runner.free(sequence)
+
+
 @two_by_default
 def test_texts_with_drafts_are_those_without(path: Path) -> None:
     """A drafter that is right half of the time, across the ends of pages; then the cache is used."""

@@ -534,7 +534,7 @@ class Runner(ABC):
                     self._copy_state(sequence.spares[verified.index(length)], sequence.state)
                     sequence.verified = range(verified.start, length)  # what comes after may be another text
                 else:
-                    length = 0
+                    length, sequence.verified = 0, range(0)  # another text may follow
             self.pool.truncate(sequence, length)
             return length
 
