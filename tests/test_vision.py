@@ -100,6 +100,22 @@ def seeing(request: pytest.FixtureRequest, vision_oracles: dict[str, VisionOracl
         yield vision_oracles[name], model
 
 
+def test_a_fork_goes_on_where_its_parent_is(seeing: tuple[VisionOracle, LanguageModel]) -> None:
+    """At positions that images before it have shifted."""
+    _, model = seeing
+    runner = model.runner
+    parent = runner.add()
+    runner.feed(parent, [3, 4, 5, 6])
+    parent.shift = -2
+    child = runner.fork(parent)
+    rows = [runner.feed(sequence, [7], "logits").logits for sequence in (parent, child)]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    assert rows[0].tobytes() == rows[1].tobytes()
+    runner.free(parent)
+    runner.free(child)
+
+
 def test_greedy_ids(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     """Prompts have the ids of the processor; what follows them is the same, again from the cache, and all at once."""
     oracle, model = seeing

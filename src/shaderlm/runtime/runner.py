@@ -320,7 +320,9 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_not_freed(sequence)
-            return self.share(sequence.pages, sequence.length, sequence.state)
+            child = self.share(sequence.pages, sequence.length, sequence.state)
+            child.shift = sequence.shift
+            return child
 
     def share(self, pages: Sequence[int], length: int, state: int | None = None) -> KvSequence:
         """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache.
