@@ -342,15 +342,20 @@ def test_kernels_use_subgroups_only_where_lanes_are_neighbours(
 
 
 @pytest.mark.parametrize(
-    ("vendor", "reported", "found", "size"),
+    ("vendor", "reported", "found", "size", "least"),
     [
-        ("", (32, 32), (32, 32), 32), ("", (0, 0), (32, 32), 0), ("intel", (8, 32), (16, 16), 0),
-        ("", (32, 32), (16, 16), 0), ("", (4, 128), (8, 16), 0), ("nvidia", (0, 0), (32, 32), 32),
-        ("apple", (4, 64), (32, 32), 32), ("nvidia", (0, 0), (16, 32), 0),
+        ("", (32, 32), (32, 32), 32, 32), ("", (0, 0), (32, 32), 0, 4), ("intel", (8, 32), (16, 16), 0, 8),
+        ("", (32, 32), (16, 16), 0, 16), ("", (4, 128), (8, 16), 0, 4), ("nvidia", (0, 0), (32, 32), 32, 32),
+        ("apple", (4, 64), (32, 32), 32, 32), ("nvidia", (0, 0), (16, 32), 0, 4), ("amd", (32, 64), (64, 64), 0, 32),
     ],
 )  # fmt: skip
 def test_kernels_rely_on_a_subgroup_size_if_the_driver_has_no_other(
-    vendor: str, reported: tuple[int, int], found: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+    vendor: str,
+    reported: tuple[int, int],
+    found: tuple[int, int],
+    size: int,
+    least: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from shaderlm.gpu import lanes
 
@@ -358,7 +363,8 @@ def test_kernels_rely_on_a_subgroup_size_if_the_driver_has_no_other(
     caps = replace(WEBGPU_DEFAULT, subgroups=True, vendor=vendor, subgroup_min=low, subgroup_max=high)
     monkeypatch.setattr(lanes, "_known", {("a", 0): lanes.Lanes(*found, True)})
     device = cast("Device", SimpleNamespace(caps=caps))
-    assert lanes.with_probed_lanes(device, ("a", 0)).subgroup_size == size
+    probed = lanes.with_probed_lanes(device, ("a", 0))
+    assert (probed.subgroup_size, probed.least_lanes) == (size, least)
 
 
 # Threads ----------------------------------------------------------------------------------------------------------

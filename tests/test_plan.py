@@ -39,6 +39,7 @@ UNITS = replace(
     implementation="dawn",
     matrix_shapes=(MatrixShape("f16", "f32", 16, 16, 16),),
     subgroup_min=32,
+    subgroup_reported=32,
     subgroup_max=32,
 )
 SOFTWARE = replace(WEBGPU_DEFAULT, name="software", kind="software", subgroups=True)

@@ -137,7 +137,7 @@ def test_which_tiles_are_taken(tokens: int, N: int, memory: int, expected: TileC
 
 
 def test_the_tuner_has_candidates_for_each_bucket(gpu: Device) -> None:
-    caps = replace(gpu.caps, max_workgroup_memory=48 << 10, max_invocations=1024, subgroup_min=32)
+    caps = replace(gpu.caps, max_workgroup_memory=48 << 10, max_invocations=1024, subgroup_size=32)
     for tokens in (2, 4, 8, 16, 32, 64, 128, 256, 512):
         dims = resolve("linear", {"tokens": tokens, "K": 2048, "N": 2048, "format": "q4_0"})
         found = [option.name for option in options("linear", dims, caps, "fast")]

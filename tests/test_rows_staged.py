@@ -61,6 +61,7 @@ def test_there_is_a_slot_for_each_subgroup() -> None:
     """Where drivers choose their size, this kernel may get smaller ones than a probe saw."""
     config, chosen = RowsConfig(64, 32, 4, 4, 32), replace(LARGE_GPU, subgroup_min=16, subgroup_max=32, subgroup_size=0)
     assert config.constants(chosen)["SLOTS"] == 64 // 4
+    assert config.constants(replace(chosen, subgroup_reported=8))["SLOTS"] == 64 // 8
     assert config.constants(replace(chosen, subgroup_max=16, subgroup_size=16))["SLOTS"] == 64 // 16
 
 
@@ -142,7 +143,7 @@ def test_which_shapes_take_it() -> None:
 
 @pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_the_tuner_has_candidates(tokens: int, gpu: Device) -> None:
-    caps = replace(gpu.caps, max_workgroup_memory=48 << 10, max_invocations=1024, subgroup_min=32)
+    caps = replace(gpu.caps, max_workgroup_memory=48 << 10, max_invocations=1024, subgroup_size=32)
     dims = resolve("linear", {"tokens": tokens, "K": 2048, "N": 2048, "format": "q4_0"})
     configs = candidate_configs(dims, caps, lambda workgroups: workgroups >= 16)
     assert len(configs) >= 8

@@ -11,6 +11,8 @@ from .policy import DevicePolicy, policy_of
 KINDS = ("discrete", "integrated", "other", "software")  # in order of preference
 Implementation = Literal["wgpu", "dawn"]  # of WebGPU; a browser wants the same WGSL as Dawn
 
+_LEAST_LANES = 4  # of a subgroup, where nobody says how many it has
+
 
 @dataclass(frozen=True)
 class MatrixShape:
@@ -48,6 +50,7 @@ class DeviceCaps:
     subgroup_min: int = 0  # lanes of a subgroup; 0 if it is not known. Some drivers report 4 to 128 whatever they have
     subgroup_max: int = 0
     subgroup_size: int = 0  # lanes of every subgroup in every kernel; 0 if drivers may choose, or if it is not known
+    subgroup_reported: int = 0  # the fewest lanes that the driver says a subgroup has; 0: it does not say
     dot4: bool = True  # dot products of four bytes are one instruction
     offset_alignment: int = 256  # of a binding's offset in its buffer
     implementation: Implementation = "wgpu"  # of WebGPU: shaders are composed for it
@@ -64,6 +67,12 @@ class DeviceCaps:
     def same_subgroup_size(self) -> int:
         """Lanes of all subgroups that were seen, or that a driver reports; 0 if they differ."""
         return self.subgroup_max if self.subgroup_min == self.subgroup_max else 0
+
+    @property
+    def least_lanes(self) -> int:
+        """Lanes that a subgroup of any kernel has at least: a driver may choose fewer than a probe saw."""
+        seen, reported = self.subgroup_min or _LEAST_LANES, self.subgroup_reported or _LEAST_LANES
+        return self.subgroup_size or min(seen, reported)
 
     @property
     def subgroup_matrix(self) -> bool:

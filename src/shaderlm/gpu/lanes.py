@@ -64,6 +64,7 @@ def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceC
         subgroups=lanes.consecutive,
         subgroup_min=lanes.smallest,
         subgroup_max=lanes.largest,
+        subgroup_reported=caps.subgroup_min,
         subgroup_size=_only_size(caps, lanes),
     )
 

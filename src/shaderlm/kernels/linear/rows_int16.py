@@ -63,7 +63,7 @@ class TileConfig:
         return ceil_div(tokens, self.tile[0]) * ceil_div(n, self.tile[1])
 
 
-_LEAST_LANES = 4  # of a subgroup: so many round a block. What is not known is taken to be this
+_LEAST_LANES = 4  # of a subgroup: so many round a block
 
 # Rounding ----------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
     x_rows = min(MAX_GEMV_ROWS, _round_up(dims["tokens"]))
     n = as_measured(dims["N"], caps)
     threads, lanes, rows = next(gemv for shape, gemv in GEMV_ROWS_INT16[x_rows] if shape.has(dims["K"], n, False))
-    return GemvConfig(threads, min(lanes, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
+    return GemvConfig(threads, min(lanes, caps.least_lanes), rows, x_rows)
 
 
 def _round_up(count: int) -> int:
@@ -164,7 +164,7 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
     """The same with other configurations, by name."""
     usual, launch_lists = gemv_config(dims, caps), {}
     for threads, lanes_per_row, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
-        fits = threads <= caps.max_invocations and lanes_per_row <= (caps.subgroup_min or _LEAST_LANES)
+        fits = threads <= caps.max_invocations and lanes_per_row <= caps.least_lanes
         if (
             fits
             and dims["N"] // (rows * threads // lanes_per_row) >= filling(LEAST_GROUPS, caps)

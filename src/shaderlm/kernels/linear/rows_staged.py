@@ -18,7 +18,6 @@ from .packed import padded_k
 
 KERNEL = "linear/linear_gemv_rows_staged"
 IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
-_LEAST_LANES = 4  # of a subgroup, where it is not known that all have the same size
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class RowsConfig:
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        # Not the smallest that a probe saw: this kernel may get smaller ones, and more sums than there are slots for.
-        size = caps.subgroup_size or _LEAST_LANES
-        slots = 1 if self.lanes_per_row <= caps.subgroup_size else self.threads // min(size, self.lanes_per_row)
+        # Smaller subgroups than the least would have more sums than there are slots.
+        least = min(caps.least_lanes, self.lanes_per_row)
+        slots = 1 if self.lanes_per_row <= caps.subgroup_size else self.threads // least
         sizes = {"WG": self.threads, "LANES_PER_ROW": self.lanes_per_row, "ROWS": self.rows, "STAGE": self.stage}
         return {**sizes, "X_ROWS": self.x_rows, "SLOTS": slots, "SUBGROUP": caps.subgroup_size}
 

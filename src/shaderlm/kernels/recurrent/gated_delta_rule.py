@@ -68,7 +68,7 @@ def _rows_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def _lanes(caps: DeviceCaps) -> int:
     """Lanes of a column: as many as are in a subgroup whatever its size."""
-    return min(_LANES, caps.subgroup_min)
+    return min(_LANES, caps.least_lanes)
 
 
 def _columns(dims: Dims, caps: DeviceCaps) -> LaunchList:
