@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import stat
@@ -172,6 +173,30 @@ def test_a_record_under_the_name_of_another_is_not_used(tmp_path: Path) -> None:
     (path,) = records(tmp_path)
     path.write_bytes(raw)
     assert found(made, other) == 0
+
+
+def test_a_record_that_does_not_belong_and_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cache(tmp_path)
+    other = DiskCache(tmp_path, 1 << 20, b"model", (("a", 16),))
+    other.write(IDS, other.client_binding(None), 0, [np.zeros((1, 16), np.uint8)])
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "the folder cannot be written")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert made.find(IDS, made.client_binding(None)) == []
+    assert made.stats().invalid == 1
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", "[]", '"x"', "1" * 5000])
+def test_numbers_in_a_header_that_are_none(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cache(tmp_path)
+    dumps = json.dumps
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", lambda *a, **k: dumps(*a, **k).replace('"first":0', f'"first":{value}'))
+        made.write(IDS, made.client_binding(None), 0, contents(1))
+    assert found(made, IDS) == 0
+    assert (records(tmp_path), made.stats().invalid) == ([], 1)
 
 
 def test_records_of_another_format_or_kind_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,7 @@ class DiskCache:
             path, header = self._path(names[page + 1]), None
             with self._opened(path) as file:
                 if file is not None:
-                    header, _ = read_header(file)
-                    self._check(header, binding, names[page], page)
+                    header = self._checked(file, binding, names[page], page)
             if header is None:
                 break
             pages, most = 0, min(header.pages, len(names) - 1 - page)
@@ -152,18 +151,20 @@ class DiskCache:
                 continue
             with self._opened(path) as file:
                 if file is not None:
-                    header, _ = read_header(file)
-                    self._check(header, binding, names[page - 1], page - 1, STATES)
+                    header = self._checked(file, binding, names[page - 1], page - 1, STATES)
                     if header.ids == tuple(ids[(page - 1) * PAGE : page * PAGE]):
                         found[page] = Stored(path, header, 1)
         return found
 
-    def _check(self, header: Header, binding: bytes, parent: bytes, first: int, kind: str = PAGES) -> None:
+    def _checked(self, file: IO[bytes], binding: bytes, parent: bytes, first: int, kind: str = PAGES) -> Header:
+        """The header of a record that belongs to this place; otherwise it is a `RecordError`."""
+        header, _ = read_header(file)
         place = (header.binding, header.parent, header.first, header.kind)
         if place != (binding.hex(), parent.hex(), first, kind):
             raise RecordError("it belongs to another place")
         if header.tensors != (self.tensors if kind == PAGES else self.states):
             raise RecordError("its pages have another form")
+        return header
 
     def read(self, stored: Stored) -> list[Bytes] | None:
         """What a record holds, of each tensor [pages, bytes]. None: it is not as it was written, and removed."""

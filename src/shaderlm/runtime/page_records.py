@@ -145,7 +145,7 @@ def read_header(file: IO[bytes], at: int = 0) -> tuple[Header, int]:
         raise RecordError("its header is not as it was written")
     try:
         header = _header(json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as problem:
         raise RecordError(f"its header cannot be read: {problem!r:.100}") from None
     begin = len(raw) + length
     return header, at + begin + -begin % _ALIGNMENT
