@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from starlette.requests import Request
 
@@ -491,6 +495,47 @@ def test_the_end_while_a_model_is_loaded(tmp_path: Path) -> None:
         house.gates["bee"].set()
         await until(lambda: not house.models.is_loading)
         assert house.events == ["load ant", "load bee", "close ant", "close bee"]
+
+    run(work)
+
+
+def test_the_end_just_after_a_model_was_loaded(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant")
+    house.gates["ant"] = threading.Event()
+
+    async def work() -> None:
+        house.models.load(house["ant"])
+        await until(lambda: house.events)
+        await house.models.drain(0)
+        house.gates["ant"].set()
+        while house.models.is_loading:  # the loop has heard nothing of the end of the thread
+            time.sleep(0.001)
+        await house.models.stop()
+        await until(lambda: house.events[-1] == "close ant")
+        assert house.states() == {"ant": "unloaded"}
+
+    run(work)
+
+
+def test_nothing_is_left_of_a_load_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, arrays = House(tmp_path, "ant"), list[weakref.ref[Any]]()
+
+    def load(name: str) -> ServedModel:
+        weights = np.zeros(4)
+        arrays.append(weakref.ref(weights))
+        try:
+            raise OSError("the disk is gone")
+        except OSError as problem:
+            raise ModelError(f"{len(weights)} weights") from problem
+
+    monkeypatch.setattr(house, "load", load)
+
+    async def work() -> None:
+        with pytest.raises(ApiError, match="'ant' cannot be loaded: 4 weights"):
+            await house.use("ant")
+        gc.collect()
+        assert arrays[0]() is None, "the reason is kept, and what its frames refer to is not"
+        assert house.states() == {"ant": "failed"}
 
     run(work)
 

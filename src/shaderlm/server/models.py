@@ -339,6 +339,8 @@ class Models:
             model._failed_at = asyncio.get_running_loop().time()
             self._answer(model, _failed(model, problem))
             self._tell_failure(model, problem)
+            if problem is not self.failure:  # it refers to all that was loaded so far
+                problem.__traceback__ = problem.__cause__ = problem.__context__ = None
         else:
             self._loaded(model, served)
         finally:
@@ -368,7 +370,7 @@ class Models:
             if not waiter.done():
                 model.leases += 1
                 waiter.set_result(served)
-        if model._is_unwanted:
+        if model._is_unwanted or self._is_stopped:
             self._drain(model)
         elif not model.leases:
             self._idle(model)
@@ -401,16 +403,17 @@ class Models:
         """None: the device has no memory, and another model made room."""
 
         def work() -> ServedModel:
-            self._threads.add(model)
             try:
                 served = model.source.load()
                 if self._is_stopped:  # nobody waits for it
                     served.model.close()
+                    raise unavailable(ENDING)
                 return served
             finally:
                 self._threads.discard(model)
 
         model._stamp = None if self.is_one or model.source.path is None else stamp_of(model.source.path)
+        self._threads.add(model)
         try:
             return await in_thread(work)
         except (DeviceError, MemoryError) as problem:
@@ -621,6 +624,8 @@ class Models:
             self._cancel_timer(model)
             if model._loading is not None and not model._in_thread:
                 model._loading.cancel()
+            if model._loading is not None and model not in self._threads:  # it may just have been loaded
+                await asyncio.wait((model._loading,))
             await self._unload(model, "unloaded")
 
 
