@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shaderlm.engine.planning import memory
-from shaderlm.errors import DeviceError
+from shaderlm.errors import DeviceError, TooLargeError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     runner.close()
     small = taken_for(device, heap=needed - 1)
     monkeypatch.setattr(small, "buffer", lambda *given: pytest.fail("something was allocated"))
-    with pytest.raises(DeviceError, match=r"768 tokens of context need .*weights .*cache .*scratch .* has .*shorter"):
+    with pytest.raises(TooLargeError, match=r"768 tokens of context need .*weights .*cache .*scratch .* has .*shorter"):
         runner_of(tiny, small, reserve=CONTEXT)
     monkeypatch.undo()
     runner_of(tiny, taken_for(device, heap=needed), reserve=CONTEXT).close()

@@ -18,7 +18,7 @@ import pytest
 from starlette.requests import Request
 
 from shaderlm.engine import EngineOptions, EngineStats, Histogram
-from shaderlm.errors import DeviceError, ModelError
+from shaderlm.errors import DeviceError, ModelError, TooLargeError
 from shaderlm.server import models as module
 from shaderlm.server.errors import ApiError
 from shaderlm.server.leases import _unless_gone
@@ -270,6 +270,20 @@ def test_a_device_without_memory_closes_another_model(tmp_path: Path) -> None:
         (await house.use("ant")).release()
         (await house.use("bee")).release()
         assert house.events == ["load ant", "load bee", "close ant", "load bee"]
+
+    run(work)
+
+
+def test_a_model_that_is_larger_than_the_device_closes_no_other(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant", "bee")
+    house.problems["bee"] = [TooLargeError("it needs 200 GB, and the device has 139")]
+
+    async def work() -> None:
+        (await house.use("ant")).release()
+        with pytest.raises(ApiError, match="'bee' cannot be loaded: it needs 200 GB") as problem:
+            await house.use("bee")
+        assert (problem.value.status, problem.value.headers) == (500, {}), "later it has no more room than now"
+        assert house.states() == {"ant": "loaded", "bee": "failed"}
 
     run(work)
 

@@ -44,6 +44,10 @@ class DeviceError(ShaderlmError, RuntimeError):
     """No adapter fits, or the GPU refused what was asked of it."""
 
 
+class TooLargeError(DeviceError):
+    """A model needs more memory than the device has, even if nothing else is on it."""
+
+
 class KernelError(ShaderlmError, RuntimeError):
     """A WGSL kernel does not compose or compile. The message shows the numbered line."""
 

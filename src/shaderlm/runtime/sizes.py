@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..compile.plan import NONE, BufferSpec, Plan
-from ..errors import DeviceError
+from ..errors import TooLargeError
 from ..gpu.caps import DeviceCaps, size
 from ..graph.batch import IMAGE_WORDS, PAGE
 from ..models.config import Config
@@ -120,7 +120,7 @@ def check_memory(needed: Memory, tokens: int, caps: DeviceCaps) -> None:
     """Refuse what cannot fit, where the size of the device's memory is known."""
     if caps.heap and needed.total > caps.heap:
         parts = f"weights {size(needed.weights)}, cache {size(needed.cache)}, scratch {size(needed.scratch)}"
-        raise DeviceError(
+        raise TooLargeError(
             f"{tokens:,} tokens of context need {size(needed.total)} ({parts}); {caps.name} has {size(caps.heap)}. "
             "Ask for a shorter context, or take a smaller model"
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from ..engine import EngineStats
-from ..errors import DeviceError, ModelError, ShaderlmError
+from ..errors import DeviceError, ModelError, ShaderlmError, TooLargeError
 from .errors import ENDING, ApiError, unavailable
 from .metrics import Metrics, added
 from .served import ServedModel
@@ -417,7 +417,7 @@ class Models:
         try:
             return await in_thread(work)
         except (DeviceError, MemoryError) as problem:
-            victim = self._least_recently_used()
+            victim = None if isinstance(problem, TooLargeError) else self._least_recently_used()
             if victim is None:
                 model.nbytes = 0
                 raise
@@ -649,7 +649,8 @@ def _failed(model: HostedModel, problem: Exception) -> ApiError:
         reason = "there is no memory for it"
     else:
         reason = "the server's log has the reason"
-    status = 503 if isinstance(problem, (DeviceError, MemoryError)) else 500
+    may_pass = isinstance(problem, (DeviceError, MemoryError)) and not isinstance(problem, TooLargeError)
+    status = 503 if may_pass else 500
     headers = {"Retry-After": f"{RETRY_SECONDS:.0f}"} if status == 503 else {}
     return ApiError(status, f"the model {model.name!r} cannot be loaded: {reason}", param="model", headers=headers)
 
