@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.find import find
 from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.opening import checkpoint_bytes
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.text import Vocabulary
 
@@ -434,7 +435,7 @@ def test_parts_are_one_checkpoint(tmp_path: Path) -> None:
     for path in paths:  # whichever is named
         with GgufFile.open(path) as file:
             assert file.metadata["general.architecture"] == "llama"
-            assert file.size == sum(each.stat().st_size for each in paths)
+            assert file.size == checkpoint_bytes(path) == sum(each.stat().st_size for each in paths)
             for i in range(5):
                 assert np.array_equal(file.dense(f"t{i}", 1, 2), np.full((1, 32), i))
 

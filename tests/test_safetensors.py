@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shaderlm.errors import ModelError
+from shaderlm.formats.opening import checkpoint_bytes
 from shaderlm.formats.safetensors import INDEX, Safetensors
 
 from .safetensors_files import header, to_bytes, write_safetensors
@@ -45,7 +46,15 @@ def test_parts(tmp_path: Path) -> None:
     found = Safetensors.open(tmp_path)
     assert set(found.tensors) == {"a", "b"}
     assert np.array_equal(found.raw("a").view(np.float32), _A)
+    for name in ("consolidated.safetensors", "pytorch_model.bin"):  # the same weights once more
+        (tmp_path / name).write_bytes(bytes(1000))
+    assert checkpoint_bytes(tmp_path) == found.size
     found.close()
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    assert checkpoint_bytes(tmp_path) == 10
+    (tmp_path / "x-1.safetensors").unlink()
+    (tmp_path / "model.safetensors").unlink()
+    assert checkpoint_bytes(tmp_path) == 0, "it is not whole"
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,20 @@ def test_a_model_that_is_larger_than_the_memory(tmp_path: Path) -> None:
     run(work)
 
 
+def test_a_folder_counts_as_what_is_loaded_of_it(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant", memory=2 * MB)
+    house.path("ant").unlink()
+    house.path("ant").mkdir()
+    for name, size in (("model.safetensors", MB), ("consolidated.safetensors", 2 * MB)):
+        (house.path("ant") / name).write_bytes(bytes(size))
+
+    async def work() -> None:
+        (await house.use("ant")).release()
+        assert house.states() == {"ant": "loaded"}
+
+    run(work)
+
+
 def test_a_cache_that_grows_makes_others_go(tmp_path: Path) -> None:
     house = House(tmp_path, "ant", "bee", memory=4 * MB)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InputError, ModelError
 from .checkpoint import Checkpoint
-from .gguf import GgufFile
+from .gguf import GgufFile, all_parts
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -24,3 +25,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         if str(path) in str(problem):
             raise
         raise ModelError(f"{path}: {problem}") from None
+
+
+def checkpoint_bytes(path: Path) -> int:
+    """The size of the files of a checkpoint, whose weights are not opened; 0: it is not whole, or gone."""
+    from .safetensors import checkpoint_files  # late, as above
+
+    with suppress(OSError, ModelError):
+        files = checkpoint_files(path) if path.is_dir() else map(Path, all_parts(str(path)))
+        return sum(each.stat().st_size for each in files)
+    return 0

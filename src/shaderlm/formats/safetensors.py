@@ -70,9 +70,8 @@ class Safetensors:
     @classmethod
     def open(cls, folder: Path) -> Safetensors:
         """The checkpoint in a folder: model.safetensors if it has one, else the parts of its index."""
-        index = folder / INDEX
-        file_of = weight_map(index) if index.exists() and not (folder / SINGLE).exists() else {}
-        paths = sorted({folder / file for file in file_of.values()}) or [_single(folder)]
+        index, file_of = folder / INDEX, _index(folder)
+        paths = _paths(folder, file_of)
         files: dict[Path, mmap.mmap] = {}
         tensors: dict[str, tuple[Path, TensorInfo]] = {}
         try:
@@ -111,6 +110,21 @@ class Safetensors:
         for data in self._files.values():
             unmap(data)
         self._files.clear()
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files that `Safetensors.open` would open. Others may lie beside them, such as the same weights once more."""
+    return _paths(folder, _index(folder))
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """Tensor → file; nothing for a folder with one file."""
+    index = folder / INDEX
+    return weight_map(index) if index.exists() and not (folder / SINGLE).exists() else {}
+
+
+def _paths(folder: Path, file_of: Mapping[str, str]) -> list[Path]:
+    return sorted({folder / file for file in file_of.values()}) or [_single(folder)]
 
 
 def _single(folder: Path) -> Path:

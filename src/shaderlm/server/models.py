@@ -23,6 +23,7 @@ from typing import Literal, TypeVar
 
 from ..engine import EngineStats
 from ..errors import DeviceError, ModelError, ShaderlmError, TooLargeError
+from ..formats.opening import checkpoint_bytes
 from .errors import ENDING, ApiError, unavailable
 from .metrics import Metrics, added
 from .served import ServedModel
@@ -445,10 +446,10 @@ class Models:
     # Room --------------------------------------------------------------------------------------------------------
 
     def _expected_bytes(self, model: HostedModel) -> int:
-        """What it had when it was loaded before, or else the size of its file."""
+        """What it had when it was loaded before, or else the size of its files."""
         if model._known_bytes is not None:
             return model._known_bytes
-        return 0 if model.source.path is None else size_of(model.source.path)
+        return 0 if model.source.path is None else checkpoint_bytes(model.source.path)
 
     def _has_room(self, count: int = 0, nbytes: int = 0) -> bool:
         """For so many more models, of so many bytes."""
@@ -665,13 +666,6 @@ def local_path(model: str) -> Path | None:
     with suppress(OSError, ValueError):
         return path if path.exists() else None
     return None
-
-
-def size_of(path: Path) -> int:
-    """Of a file, or of all files of a folder; 0: it is gone."""
-    with suppress(OSError):
-        return sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else (path,)) if each.is_file())
-    return 0
 
 
 def stamp_of(path: Path) -> object:
