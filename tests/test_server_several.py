@@ -259,6 +259,9 @@ def test_options_of_each_model(folder: Path, tmp_path: Path) -> None:
     assert [loaded[name]["image_tokens"] for name in ("cow", "ant")] == [(4, 64), None]
     assert [loaded[name]["mmproj"] for name in ("cow", "ant")] == ["eyes.gguf", None]
     assert [loaded[name]["no_vision"] for name in ("cow", "bee")] == [False, True]
+    sources = {each.name: each.source for each in models.all()}
+    assert [sources[name].vision for name in ("cow", "bee")] == [True, False]
+    assert [sources[name].mmproj for name in ("cow", "bee")] == ["eyes.gguf", None]
     assert loaded["cow"]["model"] == str(folder / "cow.gguf")
     assert models.get("fast") is models.get("little") is models.get("small")
     assert (models.options.sleep_seconds, models.options.most) == (3.0, None)

@@ -15,6 +15,8 @@ import pytest
 from shaderlm import load
 from shaderlm.server.addresses import Fetcher
 from shaderlm.server.limits import Limits
+from shaderlm.server.model_facts import FactReader
+from shaderlm.server.models import HostedModel, ModelSource
 from shaderlm.server.served import ServedModel
 
 from .serving import Running, running
@@ -276,3 +278,11 @@ def test_places_without_pictures(http: httpx.Client, server: Running) -> None:
         found = http.post("/api/generate", json={"prompt": "x", "images": [_FEW], **more})
         assert found.status_code == 400
         assert "is not for a prompt with images" in found.text
+
+
+def test_a_model_that_is_not_loaded_says_that_it_reads_images(oracle: VisionOracle) -> None:
+    """Ollama's clients ask before they send a picture, which would load it."""
+    folder = oracle.folder / "hf"
+    for sees in (True, False):
+        source = ModelSource(name="eyes", load=lambda: pytest.fail("nothing is loaded"), path=folder, vision=sees)
+        assert FactReader().facts(HostedModel(source)).vision is sees

@@ -122,6 +122,7 @@ def several_models(names: tuple[str, ...], options: dict[str, Any], loader: Load
             load = loader(row.model, own)
             aliases, tags = row.options["aliases"], row.options["tags"]
             more = {"context": row.options["ctx_size"], "embedding": row.options["embedding"]}
+            more |= {"vision": not row.options["no_vision"], "mmproj": row.options["mmproj"]}
             path = local_path(row.model)
             made[key] = ModelSource(name=name, load=load, aliases=aliases, tags=tags, path=path, **more)
         return made[key]

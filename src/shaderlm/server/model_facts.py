@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.sampling import sampling_of_file
+from ..engine.tower_files import find_tower
 from ..errors import ShaderlmError
+from ..formats.checkpoint import Checkpoint
 from ..formats.opening import open_checkpoint
 from ..models.checkpoint import architecture_of, read_config
 from ..models.config import Config
@@ -96,5 +98,16 @@ def _of_header(model: HostedModel, path: Path) -> ModelFacts:
             template=None if template is None else ChatTemplate(template),
             sampling=sampling_of_file(metadata),
             embedding=source.embedding,
+            vision=source.vision and _sees(file, config, source.mmproj),
         )
     return ModelFacts(model.name, path)
+
+
+def _sees(file: Checkpoint, config: Config, mmproj: str | None) -> bool:
+    """Will it read images? As when it is loaded, what does not fit is a warning."""
+    with suppress(ShaderlmError, OSError):
+        tower = find_tower(file, config, mmproj, None, on_device=False)
+        if tower is not None:
+            tower.file.close()
+            return True
+    return False

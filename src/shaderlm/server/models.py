@@ -50,6 +50,8 @@ class ModelSource:
     path: Path | None = None  # of its file or folder; None: not known before it is loaded
     context: int | None = None  # that it will have; None: its own
     embedding: bool = False
+    vision: bool = True  # is the part that reads images loaded, if there is one?
+    mmproj: str | None = None  # the file of that part; None: the one beside the model
 
 
 @dataclass(frozen=True, kw_only=True)
