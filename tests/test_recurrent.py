@@ -416,6 +416,31 @@ def test_there_is_no_room_for_states_of_drafts(model: LanguageModel, monkeypatch
     assert runner.states.spares == 0
 
 
+@two_by_default
+@pytest.mark.parametrize("memory", [False, True])
+def test_requests_wait_for_a_row_of_the_states(memory: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts have taken the last one, or there is no memory for more: nobody's request fails."""
+    with load_with(path, device="numpy", cache="f32", precision="exact") as model:
+        runner, grow = model.runner, model.runner._grow_states
+        prompts = [[3 + i, 5, 7] for i in range(4)]
+        alone = [generate(model, prompt, 8)[0] for prompt in prompts]
+        rows = runner.states.rows
+        monkeypatch.setattr(runner, "max_states", rows + 2)
+        if memory:
+            full = MemoryError("no memory")
+            monkeypatch.setattr(runner, "_grow_states", lambda more: failing(full) if more > rows + 1 else grow(more))
+        model.engine.configure(EngineOptions())
+        model.engine.use_drafts(Drafts(_HalfRight([]), 2, measured=False))
+        first, *others = (model.request(each, max_tokens=8, temperature=0, ignore_eos=True) for each in prompts)
+        handles = [model.engine.submit(first)]
+        assert next(iter(handles[0])) is not None
+        handles += [model.engine.submit(each) for each in others]
+        found = [handle.result() for handle in handles]
+        assert [each.ids for each in found if each is not None] == alone
+        assert memory or handles[0].drafted > 0
+        assert runner.states.free == runner.states.rows <= rows + 2
+
+
 class _HalfRight:
     """Drafts what comes, but every other token in turn is wrong."""
 

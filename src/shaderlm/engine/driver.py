@@ -76,7 +76,7 @@ class Engine:
         limits = self._core.limits(self.options)
         self._scheduler = Scheduler(runner.pool, self._cache, limits, runner.share, runner.free)
         self._scheduler.snapshot, self._scheduler.release_state = runner.snapshot, runner.release_state
-        self._scheduler.reserve_spares = runner.reserve_spares
+        self._scheduler.reserve_spares, self._scheduler.reserve_state = runner.reserve_spares, runner.reserve_state
         runner.evict_snapshot = self._cache.evict_snapshot
         self._scheduler.preempted = self._core.forget
         runner.reclaim = self._cache.reclaim

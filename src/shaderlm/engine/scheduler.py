@@ -152,7 +152,8 @@ class Scheduler:
 
     `share(pages, length, state)` makes a sequence that begins with these pages of the pool and, of a model with states,
     with a copy of this row of them. `free` gives one back. `snapshot` copies the state of a sequence to a row, and
-    `release_state` gives it back. `reserve_spares` says for how many of so many drafts there is room for states.
+    `release_state` gives it back. `reserve_spares` says for how many of so many drafts there is room for states, and
+    `reserve_state` whether there is room for that of one sequence more.
     """
 
     pool: PagePool
@@ -168,6 +169,7 @@ class Scheduler:
     snapshot: Callable[[KvSequence], int | None] = lambda sequence: None
     release_state: Callable[[int], None] = lambda row: None
     reserve_spares: Callable[[KvSequence, int], int] = lambda sequence, count: count
+    reserve_state: Callable[[], bool] = lambda: True
     preemptions: int = 0
     _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
     _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
@@ -576,6 +578,9 @@ class Scheduler:
             if not self.running:
                 raise DoesNotFitError(state, self.pool.max_pages)
             self._blocked = True  # until somebody leaves
+            return None
+        if self.running and not self.reserve_state():  # rows verify drafts, or the device has no memory for more
+            self._blocked = True
             return None
         state.sequence = self.share(pages, length, match.state)
         state.sequence.expected = len(state.tokens) + state.remaining

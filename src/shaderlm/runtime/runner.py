@@ -339,11 +339,11 @@ class Runner(ABC):
                     self.pool.remove(child)
                     raise
             self.written_by = None  # what the device would write next may be shared now
-            if state is not None:
+            if self.config.recurrent:
                 try:
                     self._reserve_states([child])
                     assert child.state is not None
-                    if child.state != state:  # it may have been given back for this sequence
+                    if state is not None and child.state != state:  # it may have been given back for this sequence
                         self._copy_state(state, child.state)
                 except BaseException:
                     self.free(child)
@@ -425,6 +425,16 @@ class Runner(ABC):
             sequence.spares = sequence.verified = range(0)
             if not sequence.freed:
                 self._write_table(self.pool.table_index(sequence) - 2, NONE)
+
+    def reserve_state(self) -> bool:
+        """A row of the states for one sequence more; snapshots give way. False: there is none, or no memory for it."""
+        with self.lock:
+            try:
+                if self.config.recurrent:
+                    self._grow_for_states(1)
+            except (DeviceError, MemoryError):
+                return False
+            return True
 
     def take_snapshot(self) -> int | None:
         """A row of the states for a snapshot, whatever is in it. None if there is no room."""
