@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from shaderlm.engine.loading import load_with
 from shaderlm.engine.request import EngineOptions
 from shaderlm.engine.saved_prompts import restore_prompt, save_prompt
 from shaderlm.engine.scheduler import SequenceState
-from shaderlm.errors import DeviceError, InputError
+from shaderlm.errors import DeviceError, InputError, ModelError
 from shaderlm.graph.batch import PAGE
 from shaderlm.graph.fuse import fuse
 from shaderlm.models.config import StepSpec
@@ -414,6 +415,21 @@ def test_there_is_no_room_for_states_of_drafts(model: LanguageModel, monkeypatch
     assert runner.max_spares == 0
     runner.free(other)
     assert runner.states.spares == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "key"),
+    [("lfm2", "conv.conv", "shortconv.l_cache"), ("qwen35", "linear_attn.conv1d", "ssm.conv_kernel")],
+)
+def test_a_convolution_of_one_token_is_refused_by_its_key(name: str, stored: str, key: str, tmp_path: Path) -> None:
+    entry = deepcopy(recorded(name))
+    shapes = [shape for tensor, (shape, _) in entry["shapes"].items() if tensor.endswith(f"{stored}.weight")]
+    for shape in shapes:
+        shape[-1] = 1
+    path = write_gguf(tmp_path / "one.gguf", entry, {f"{name}.{key}": 1})
+    with pytest.raises(ModelError, match=rf"one\.gguf: {name}\.{key} must be a whole number from 2 to 16"):
+        load_with(path, device="numpy")
+    assert shapes
 
 
 @two_by_default

@@ -86,7 +86,15 @@ def _heads_of_layers(meta: Metadata, heads: int, layers: int) -> tuple[int, tupl
 
 def _read_short_conv(meta: Metadata, config: Config) -> Config:
     """LFM2: how many tokens its convolutions see."""
-    return replace(config, conv_kernel=meta.whole("shortconv.l_cache", maximum=_MAX_KERNEL))
+    return replace(config, conv_kernel=_kernel(meta, "shortconv.l_cache"))
+
+
+def _kernel(meta: Metadata, key: str) -> int:
+    """How many tokens a convolution sees: of one alone there is no state."""
+    tokens = meta.whole(key, maximum=_MAX_KERNEL)
+    if tokens < 2:
+        raise meta.wrong(key, f"a whole number from 2 to {_MAX_KERNEL}", tokens)
+    return tokens
 
 
 def _every_so_many(meta: Metadata, layers: int) -> tuple[bool, ...]:
@@ -107,7 +115,7 @@ def _read_delta_rule(meta: Metadata, config: Config) -> Config:
     if not isinstance(grouped, bool):
         raise meta.wrong(_GROUPED, "true or false", grouped)
     delta = DeltaRule(key_heads, value_heads, key_width, values // value_heads, grouped)
-    return replace(config, conv_kernel=meta.whole("ssm.conv_kernel", maximum=_MAX_KERNEL), delta=delta)
+    return replace(config, conv_kernel=_kernel(meta, "ssm.conv_kernel"), delta=delta)
 
 
 def _read_scan(meta: Metadata, config: Config) -> Config:
@@ -126,7 +134,7 @@ def _read_scan(meta: Metadata, config: Config) -> Config:
     if not isinstance(limits, list) or len(limits) != 2 or not all(_is_limit(each) for each in limits):
         raise meta.wrong(_STEP_LIMITS, "two numbers of at least 0", limits)
     scan = Scan(heads, values // heads, state, groups, normalised, *map(float, limits))
-    return replace(config, conv_kernel=meta.whole("ssm.conv_kernel", maximum=_MAX_KERNEL), scan=scan)
+    return replace(config, conv_kernel=_kernel(meta, "ssm.conv_kernel"), scan=scan)
 
 
 def _is_limit(value: Any) -> bool:
