@@ -22,9 +22,11 @@ from shaderlm.errors import DeviceError, InputError, ModelError
 from shaderlm.graph.batch import PAGE
 from shaderlm.graph.fuse import fuse
 from shaderlm.models.config import StepSpec
+from shaderlm.runtime.cache_share import MOST_EMPTY_PAGES
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 from shaderlm.runtime.sampler_settings import GREEDY
+from shaderlm.runtime.states import StatePool
 
 from .checkpoints import recorded, write_gguf
 from .oracles import assert_logits
@@ -415,6 +417,24 @@ def test_there_is_no_room_for_states_of_drafts(model: LanguageModel, monkeypatch
     assert runner.max_spares == 0
     runner.free(other)
     assert runner.states.spares == 0
+
+
+def test_rows_grow_to_what_sequences_and_snapshots_fill(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots have a limit of bytes: twice as many rows each time would pass it."""
+    states = StatePool()
+    monkeypatch.setattr(type(runner), "max_snapshots", 5)
+    monkeypatch.setattr(runner, "states", states)
+    monkeypatch.setattr(runner, "_grow_states", states.grow)
+    runner._grow_for_states(1)
+    states.take()
+    assert [runner.take_snapshot() for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert states.rows == 6
+
+
+def test_pages_without_keys_and_values_have_a_limit(runner: Runner) -> None:
+    """They take nothing of the device, and their tokens are on the host."""
+    assert runner.cache_pages is not None
+    assert (runner.cache_pages == MOST_EMPTY_PAGES) == (not runner.page_tensors)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ from ..gpu.caps import DeviceCaps
 from ..gpu.policy import IN_SOFTWARE
 
 LEAST_PAGES = 32  # of the pool, however little is free: a system may have more than it says
+# Of a model without keys and values, whose pages take nothing of its device: each has its tokens on the host, 5 kB, and
+# those after the last snapshots are of no use.
+MOST_EMPTY_PAGES = 1 << 15
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -30,7 +30,7 @@ from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture
 from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
-from .cache_share import LEAST_PAGES, free_memory, share_of
+from .cache_share import LEAST_PAGES, MOST_EMPTY_PAGES, free_memory, share_of
 from .image_rows import FeatureRows, ImageChunk, step_rows, text_records
 from .pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved
 from .row_scores import REPORT_WORDS, RowScores, ScoreGroup, check_scores, score_groups
@@ -488,7 +488,7 @@ class Runner(ABC):
         if free is not None:
             free = max(0, free - self.max_snapshots * self._state_bytes)
             nbytes, self.cache_share = max(1, self.page_bytes), share_of(caps)
-            pages = int(free * self.cache_share) // nbytes
+            pages = int(free * self.cache_share) // nbytes if self.page_bytes else MOST_EMPTY_PAGES
             self.cache_pages = self.pool.pages_kept_alone = max(pages, reserved, LEAST_PAGES)
             self.memory_pages = max(free // nbytes, reserved + self.pool.pages, 2 * LEAST_PAGES)
 
@@ -757,7 +757,9 @@ class Runner(ABC):
                 holds = f"this device holds the states of {self.max_states} sequences"
                 raise DeviceError(f"{holds}, and more were begun. Free a sequence first")
         if missing := states.missing(count):
-            self._grow_states(min(self.max_states, max(states.rows + missing, 2 * states.rows, FIRST_STATES)))
+            # Twice as many, so that growing is rare; but no more than those in use and all snapshots.
+            useful = min(2 * states.rows, states.rows - states.free - len(states.snapshots) + self.max_snapshots)
+            self._grow_states(min(self.max_states, max(states.rows + missing, useful, FIRST_STATES)))
 
     def _records(self, parts: Sequence[SequenceChunk]) -> U32:
         """The records of a step's rows, [rows, 4]."""
