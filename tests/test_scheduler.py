@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shaderlm.engine.scheduler import Batch, DoesNotFitError, Scheduler, SchedulerLimits, SequenceState
 from shaderlm.graph.batch import PAGE
-from shaderlm.runtime.pages import KEPT_PAGES
+from shaderlm.runtime.pages import KEPT_PAGES, KvSequence
 from shaderlm.runtime.prefix_cache import PrefixCache
 from shaderlm.runtime.runner import SequenceChunk, Tokens
 
@@ -363,3 +363,25 @@ def test_nothing_changes_while_the_same_sequences_decode() -> None:
     driver = Driver(SchedulerLimits(64, 4, 64, 0), 1, 100)
     driver.run([Wanted(0, 4, 50), Wanted(0, 9, 50)])
     assert len({id(batch) for batch in driver.steps}) < 12
+
+
+@pytest.mark.parametrize("rows", [300, 384, 512])
+def test_chunks_end_where_snapshots_are_taken(rows: int) -> None:
+    """At multiples of eight pages and at the last whole page, however many rows a step has for a prompt."""
+    runner = FakeRunner(TOKEN, VOCABULARY, context=20 * PAGE, max_tokens=rows)
+    limits, taken = SchedulerLimits(rows, 4, rows, has_states=True), list[int]()
+    scheduler = Scheduler(runner.pool, PrefixCache(runner.pool), limits, runner.share, runner.free)
+
+    def snapshot(sequence: KvSequence) -> None:
+        taken.append(sequence.length)
+
+    scheduler.snapshot = snapshot
+    state = SequenceState(0, [1] * (19 * PAGE + 5), 19 * PAGE + 5, 1)
+    scheduler.add(state)
+    while not state.in_flight:
+        batch = scheduler.schedule()
+        assert batch is not None
+        (part,) = batch.rows
+        runner.step([SequenceChunk(state.kv_sequence, part.ids, "token" if part.samples else "nothing")])
+        scheduler.submitted(batch)
+    assert taken == [8 * PAGE, 16 * PAGE, 19 * PAGE]

@@ -528,8 +528,10 @@ class Scheduler:
             unit = min(fixed_chunk, self.limits.max_outputs) if state.all_outputs else fixed_chunk
             return min(state.prompt_tokens, (first // unit + 1) * unit)
         end = min(len(state.tokens), first + budget)
-        if self.limits.has_states and end // PAGE * PAGE > first:  # where a snapshot is of use
-            end = end // PAGE * PAGE
+        for unit in (SNAPSHOT_PAGES * PAGE, PAGE) if self.limits.has_states else ():  # where a snapshot is taken
+            if end // unit * unit > first:
+                end = end // unit * unit
+                break
         if state.all_outputs and first < state.first_output:
             return min(end, state.first_output)
         return min(end, first + outputs) if state.all_outputs else end
