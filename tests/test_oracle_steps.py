@@ -33,8 +33,8 @@ FUSED = ("gemma3", "gpt-oss-mxfp4", "qwen3moe", "smollm3", "starcoder2")
 OTHERS = [
     name for name in checkpoints.names() if checkpoints.recorded(name)["architecture"] not in ARCHITECTURES.values()
 ]
-# Windows, sinks and experts.
-SCORED = ("gemma2", "gpt-oss-mxfp4", "mixtral", "qwen3moe")
+# Windows, sinks, experts and states.
+SCORED = ("gemma2", "gpt-oss-mxfp4", "lfm2moe", "mamba2", "mixtral", "qwen3moe", "qwen35")
 # By default: every kind of attention and of state has one of these.
 SHORT = ("gemma3", "gpt-oss-mxfp4", "mamba2", "phi3-longrope", "qwen35")
 
