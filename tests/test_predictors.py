@@ -38,6 +38,19 @@ def test_logits_are_those_without_it() -> None:
     np.testing.assert_array_equal(logits(file), logits(FILE))
 
 
+def test_lists_of_layers_count_it() -> None:
+    """Of Nemotron 3, where a layer is one thing of several, and that which predicts attends and has experts."""
+    file = in_memory("nemotron_h_moe")
+    keys, hidden = file.keys(), file.keys()["embedding_length"]
+    layers = keys["block_count"]
+    lists = {key: [*keys[key], max(keys[key])] for key in ("attention.head_count_kv", "feed_forward_length")}
+    eh_proj = {f"blk.{layers}.nextn.eh_proj.weight": np.ones((hidden, 2 * hidden), np.float32)}
+    changed = file.changed({**lists, "block_count": layers + 1, "nextn_predict_layers": 1}, eh_proj)
+    np.testing.assert_array_equal(logits(changed), logits(file))
+    with pytest.raises(ModelError, match=f"head_count_kv must be {layers} whole numbers"):
+        read_config(architecture_of(file), file.changed({"attention.head_count_kv": lists["attention.head_count_kv"]}))
+
+
 def test_a_folder_counts_its_layers_without_it(tmp_path: Path) -> None:
     entry = checkpoints.recorded(NAME)
     folder = checkpoints.write_folder(tmp_path / "folder", entry)

@@ -42,7 +42,8 @@ def read_layers(mixer: Mixer, meta: Metadata, heads: int, layers: int, how: Layo
 
 def _plain_layers(mixer: Mixer, meta: Metadata, attends: tuple[bool, ...]) -> tuple[Layer, ...]:
     """Of files that list how wide the network of each layer is: such layers have nothing else."""
-    widths, expected = meta.get(_FFN), f"{len(attends)} whole numbers, 0 where a layer has no network"
+    widths = _of_layers(meta, _FFN, len(attends))
+    expected = f"{len(attends)} whole numbers, 0 where a layer has no network"
     if not isinstance(widths, list) or len(widths) != len(attends):
         raise meta.wrong(_FFN, expected, widths)
     if not all(type(width) is int and 0 <= width <= 1 << 24 for width in widths):
@@ -71,7 +72,7 @@ def mixer_matrices(config: Config, mixer: Mixer) -> dict[str, tuple[int, int]]:
 
 def _heads_of_layers(meta: Metadata, heads: int, layers: int) -> tuple[int, tuple[bool, ...]]:
     """Key and value heads, and which layers attend, of files that have a number for each layer: 0 where none does."""
-    listed = meta.get(_KV_HEADS)
+    listed = _of_layers(meta, _KV_HEADS, layers)
     expected = f"{layers} whole numbers, all 0 or the same"
     if not isinstance(listed, list) or len(listed) != layers:
         raise meta.wrong(_KV_HEADS, expected, listed)
@@ -82,6 +83,12 @@ def _heads_of_layers(meta: Metadata, heads: int, layers: int) -> tuple[int, tupl
     if not 1 <= kv_heads <= heads:
         raise meta.wrong(_KV_HEADS, f"from 1 to {heads}", listed)
     return kv_heads, tuple(count != 0 for count in listed)
+
+
+def _of_layers(meta: Metadata, key: str, layers: int) -> Any:
+    """A list of a file without its last entries, which are of layers that predict further tokens, as block_count is."""
+    listed = meta.get(key)
+    return listed[:layers] if isinstance(listed, list) and len(listed) == meta.whole("block_count") else listed
 
 
 def _read_short_conv(meta: Metadata, config: Config) -> Config:
