@@ -83,6 +83,8 @@ def test_orientation(orientation: int) -> None:
     picture, wanted = open_picture(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     assert (picture.width, picture.height) == wanted.size
     assert np.array_equal(picture.pixels, np.asarray(wanted))
+    assert np.array_equal(open_picture(Image.open(io.BytesIO(data))).pixels, np.asarray(wanted)), "an image of Pillow"
+    assert open_picture(wanted).key == open_picture(np.asarray(wanted)).key, "one that is turned already"
 
 
 def test_transparency_is_white() -> None:
@@ -106,6 +108,8 @@ def test_depths_and_colours() -> None:
     """16 bits of grey, one bit, CMYK, and the first frame of several."""
     deep = Image.fromarray(np.array([[0, 256, 65535]], np.uint16))
     assert open_picture(_file(deep, "PNG")).pixels[0, :, 0].tolist() == [0, 1, 255]
+    dark = Image.fromarray(np.array([[0, 3, 255]], np.uint16))
+    assert open_picture(_file(dark, "PNG")).pixels.max() == 0, "all of its values fit 8 bits, and it is black"
     assert open_picture(_file(Image.new("1", (3, 1), 1), "PNG")).pixels.tolist() == [[[255] * 3] * 3]
     inks = open_picture(_file(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG")).pixels[0, 0].astype(int)
     assert inks[0] < 40

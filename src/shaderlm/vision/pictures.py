@@ -75,7 +75,7 @@ def open_picture(source: Any) -> Picture:
     if hasattr(source, "convert") and hasattr(source, "mode"):
         _check_size(*source.size)
         with _explained():
-            return _of_array(_rgb(source))
+            return _of_array(_turned(_rgb(source), _orientation(source)))
     raise InputError(f"a picture must be {_EXPECTED}, got {type(source).__name__}")
 
 
@@ -211,7 +211,9 @@ def _rgb(image: Any) -> U8:
     mode = image.mode
     if mode.startswith("I") or mode == "F":  # 16 bits of grey, and in old Pillows 32
         values = np.asarray(image).astype(np.float64)
-        grey = np.clip(values / 256 if mode != "F" and values.max(initial=0) > 255 else values, 0, 255)
+        # Of 32 bits it is not said how many are used.
+        deep = mode.startswith("I;16") or (mode == "I" and values.max(initial=0) > 255)
+        grey = np.clip(values / 256 if deep else values, 0, 255)
         return np.repeat(np.floor(grey).astype(np.uint8)[:, :, None], 3, axis=2)
     if "transparency" in image.info or mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         if mode in ("RGBa", "La"):
