@@ -19,7 +19,7 @@ from shaderlm.server.errors import ApiError
 PRIVATE = (
     *("127.0.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "224.0.0.1"),
     *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "fec0::1", "::ffff:127.0.0.1"),
-    *("64:ff9b::a9fe:a9fe", "2002:7f00:1::", "255.255.255.255"),
+    *("64:ff9b::a9fe:a9fe", "2002:7f00:1::", "255.255.255.255", "::7f00:1", "::a9fe:a9fe", "64:ff9b:1::7f00:1"),
 )
 
 
@@ -98,6 +98,8 @@ def test_what_is_fetched(host: str) -> None:
         ("/to?http://169.254.169.254/latest/meta-data", "not a public one"),
         ("/to?http://[::1]/", "not a public one"),
         ("/to?file:///etc/passwd", "must be http:// or https://"),
+        ("/to?http://[::1", "redirected to what is no address"),
+        ("/to?http://a:99999/", "http://a:99999/ is no address"),
         ("/to?/to?/to?/to?/to?/a", "more than 3 times"),
         ("/slow", "5 s|in time|0.3 s"),
         ("/silent", "in time|0.3 s"),

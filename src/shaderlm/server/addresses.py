@@ -37,7 +37,7 @@ def is_public(text: str) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-        if address.is_site_local:
+        if address.is_site_local or address.is_reserved:  # such as ::7f00:1, an address of IPv4 in an old form
             return False
     return address.is_global and not address.is_multicast
 
@@ -81,7 +81,10 @@ class Fetcher:
             found = self._once(address, end, most)
             if isinstance(found, bytes):
                 return found
-            address = urljoin(address, found)
+            try:
+                address = urljoin(address, found)
+            except ValueError:
+                raise InputError("it was redirected to what is no address") from None
         raise InputError(f"it was redirected more than {_REDIRECTS} times")
 
     def _once(self, address: str, end: float, most: int) -> bytes | str:
@@ -118,10 +121,14 @@ class Fetcher:
         """A connection to an address that was checked, and the path."""
         if len(address) > _MAX_ADDRESS or not address.isascii() or not address.isprintable():
             raise InputError(f"an address has at most {_MAX_ADDRESS:,} characters of ASCII, without line ends")
-        url = urlsplit(address)
+        try:
+            url = urlsplit(address)
+            known = url.port
+        except ValueError:
+            raise InputError(f"{address:.80} is no address") from None
         if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
             raise InputError("an address must be http:// or https:// with a host, and without a user")
-        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        port = known or {"http": 80, "https": 443}[url.scheme]
         checked = self._resolved(url.hostname, port)
         seconds = max(0.1, end - time.monotonic())
         raw = socket.create_connection((checked, port), timeout=seconds)
