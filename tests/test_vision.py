@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shaderlm.compile.lowering import Lowering
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
@@ -305,6 +306,26 @@ def test_on_a_device(
             made = np.asarray(features)
             wide = oracle.arrays[f"features-{number}"]
             assert np.abs(made[:, : wide.shape[1]] - wide).max() < 2e-3
+
+
+def test_pictures_of_many_sizes_on_a_device(vision_oracles: dict[str, VisionOracle], device: Any) -> None:
+    """What there is for them is bounded, and one that the device cannot hold is refused in words."""
+    oracle = vision_oracles["qwen3vl"]
+    file, tower = _open(oracle, "hf")
+    runner = gpu_tower.GpuTower(tower, TowerSource(file, tower), device, precision="exact")
+    file.close()
+    first, counts = None, list[int]()
+    for side in (*range(34, 47), 34):
+        pixels = np.full((side, 48, 3), side, np.uint8)
+        features = np.asarray(runner.encode(pixels, tower.processor.layout(48, side)))
+        first = features if first is None else first
+        counts.append(len(runner._buffers))
+    assert np.array_equal(features, first)
+    assert counts[-1] <= max(counts[: gpu_tower._KEPT_PLANS])
+    runner._lowering = Lowering(replace(device.caps, max_binding=1 << 16), "exact")
+    with pytest.raises(InputError, match=r"a picture of 300 × 200 is too large for this device; make it smaller"):
+        runner.encode(np.zeros((200, 300, 3), np.uint8), tower.processor.layout(300, 200))
+    runner.close()
 
 
 def test_command_line(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:

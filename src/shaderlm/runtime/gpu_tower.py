@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..compile.lowering import Lowering
 from ..compile.plan import BufferSpec, Plan
-from ..errors import DeviceError
+from ..errors import DeviceError, InputError, ModelError
 from ..gpu import BoundProgram, Copy, Device
 from ..graph.fuse import fuse
 from ..graph.graph import Builder, Graph
@@ -53,12 +53,19 @@ class GpuTower:
         """Of a number of patches: the tower. Of a layout: from pixels to patches. Of tokens: their levels."""
         if key not in self._plans:
             while len(self._plans) >= _KEPT_PLANS:
-                self._bound.pop(self._plans.popitem(last=False)[0], None)
+                self._forget(next(iter(self._plans)))
             fused, rejected = fuse(self._graph(key), None, self._lowering.unsupported_reason)
             name = "tower" if isinstance(key, int) else "pixels" if isinstance(key, Layout) else key[0]
             self._plans[key] = self._lowering.plan(name, fused, rejected)
         self._plans.move_to_end(key)
         return self._plans[key]
+
+    def _forget(self, key: _Key) -> None:
+        """A plan, and the params that no other one has: each size of pictures brings some."""
+        self._bound.pop(key, None)
+        own = _params_of(self._plans.pop(key))
+        for name in own.difference(*map(_params_of, self._plans.values())) & self._buffers.keys():
+            self._buffers.pop(name).destroy()
 
     def _graph(self, key: _Key) -> Graph:
         if isinstance(key, int):
@@ -75,8 +82,14 @@ class GpuTower:
         keys: list[_Key] = [layout, layout.patches]
         if on_device and tower.levels > 1:
             keys.append(("levels", layout.tokens))
-        for key in keys:
-            for name, spec in self._plan(key).buffers.items():
+        try:
+            plans = [self._plan(key) for key in keys]
+        except ModelError as problem:
+            rows, columns = layout.source
+            words = f"a picture of {columns:,} × {rows:,} is too large for this device; make it smaller"
+            raise InputError(f"{words} ({problem})") from None
+        for plan in plans:
+            for name, spec in plan.buffers.items():
                 self._reserve(name, spec)
         self._write_inputs(pixels, layout)
         bound = [self._bind(key) for key in keys]
@@ -147,7 +160,7 @@ class GpuTower:
         if spec.role == "weight":
             return self._weights[name]
         if spec.role == "params":
-            key = f"params {spec.words}"
+            key = _params_name(spec)
             if key not in self._buffers:
                 self._buffers[key] = self.device.buffer(np.array(spec.words, np.uint32))
             return self._buffers[key]
@@ -160,6 +173,15 @@ class GpuTower:
             for buffer in buffers.values():
                 buffer.destroy()
             buffers.clear()
+
+
+def _params_name(spec: BufferSpec) -> str:
+    return f"params {spec.words}"
+
+
+def _params_of(plan: Plan) -> set[str]:
+    """The names of its params."""
+    return {_params_name(spec) for spec in plan.buffers.values() if spec.role == "params"}
 
 
 def _levels_graph(tower: Tower, tokens: int) -> Graph:
