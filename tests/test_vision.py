@@ -15,7 +15,8 @@ import pytest
 
 from shaderlm.compile.lowering import Lowering
 from shaderlm.engine import LanguageModel
-from shaderlm.engine.loading import load_with
+from shaderlm.engine.drafts import Drafts, NgramDrafter
+from shaderlm.engine.loading import load, load_with
 from shaderlm.errors import InputError
 from shaderlm.formats.hf.towers import open_folder_tower
 from shaderlm.formats.vision_files import VisionFile, open_mmproj
@@ -249,6 +250,29 @@ def test_what_is_refused(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     with pytest.raises(InputError, match="2 places for images"):
         model.chat([{"role": "user", "content": content}], max_tokens=1, parse_special=True)
     model.chat([{"role": "user", "content": content}], max_tokens=1)  # plain text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts(name: str, vision_oracles: dict[str, VisionOracle]) -> None:
+    """Prompts with pictures have the same answers, whatever is drafted; what drafts reads tokens alone."""
+    oracle = vision_oracles[name]
+    conversations, wanted = (
+        [_messages(oracle, case) for case in oracle.cases],
+        [case["greedy"] for case in oracle.cases],
+    )
+    with _load(oracle, "hf", "numpy") as model:
+        model.engine.use_drafts(Drafts(NgramDrafter(), 6, measured=False))
+        assert [each.ids for each in model.chat(conversations, **_GREEDY)] == wanted
+        if name != "gemma3-vision":  # whose answers repeat nothing within twelve tokens
+            assert model.engine.stats().accepted_tokens > 0
+    options: dict[str, Any] = {"precision": "exact", "image_tokens": IMAGE_TOKENS.get(name)}
+    folder = oracle.folder / "hf"
+    with load(folder, device="cpu", draft_model=folder, **options) as model:
+        assert model.draft_model is not None
+        assert model.draft_model.vision is None
+        assert [each.ids for each in model.chat(conversations[:2], **_GREEDY)] == wanted[:2]
+        assert model.engine.stats().drafted_tokens > 0
 
 
 def test_without_the_part_that_reads_images(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def load_synthetic(
     deterministic: bool = False,
     draft: str | None = None,
     draft_tokens: int = DRAFT_TOKENS,
+    vision: bool = True,
 ) -> LanguageModel:
     """A synthetic model with a tokenizer, as servers need it; options as for `load_with`."""
     shape, mix = parse(spec)
@@ -123,7 +124,7 @@ def load_synthetic(
     if context is not None:
         check_context(context, config.context)
         config = replace(config, context=context)
-    tower = tower_of(shape)
+    tower = tower_of(shape) if vision else None
     if tower is not None:
         config = replace(config, images=tower.image_rows())
     target = choose_device(device, backend)

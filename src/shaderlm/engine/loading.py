@@ -247,7 +247,8 @@ def load_drafting(
     same = ("backend", "precision", "tune", "measure", "progress")
     from ..runtime.gpu_runner import GpuRunner
 
-    small = load_one(draft_model, device=device, **{name: options[name] for name in same if name in options})
+    shared = {name: options[name] for name in same if name in options}
+    small = load_one(draft_model, device=device, vision=False, **shared)  # drafts follow from tokens alone
     try:
         check_can_draft(small.config)
         on = small.runner.device if isinstance(small.runner, GpuRunner) else device
