@@ -8,6 +8,7 @@ import json
 import random
 import struct
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -117,6 +118,20 @@ def test_depths_and_colours() -> None:
     frames = [Image.new("RGB", (3, 3), colour) for colour in ("red", "blue")]
     film = _file(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert open_picture(film).pixels[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["I;16", "L", "RGB", "RGBA"])
+def test_memory_of_pixels(mode: str) -> None:
+    """A picture of the most megapixels is decoded in 0.6 GB: 12 bytes for each of its pixels, where NumPy has them."""
+    values = np.arange(1 << 20).reshape(1024, 1024).astype(np.uint16)
+    data = _file(Image.fromarray(values) if mode == "I;16" else Image.new(mode, (1024, 1024)), "PNG")
+    picture = open_picture(data)
+    tracemalloc.start()
+    try:
+        assert picture.pixels.shape == (1024, 1024, 3)
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -209,17 +209,20 @@ def _turned(pixels: U8, orientation: int) -> U8:
 def _rgb(image: Any) -> U8:
     """Pixels in RGB. Transparent parts are laid on white; of 16 bits the upper 8 count."""
     mode = image.mode
-    if mode.startswith("I") or mode == "F":  # 16 bits of grey, and in old Pillows 32
+    if mode.startswith("I;16"):
+        return _of_grey(np.asarray(image) >> 8)
+    if mode in ("I", "F"):  # an image of Pillow. Of 32 bits it is not said how many are used
         values = np.asarray(image).astype(np.float64)
-        # Of 32 bits it is not said how many are used.
-        deep = mode.startswith("I;16") or (mode == "I" and values.max(initial=0) > 255)
-        grey = np.clip(values / 256 if deep else values, 0, 255)
-        return np.repeat(np.floor(grey).astype(np.uint8)[:, :, None], 3, axis=2)
+        return _of_grey(np.clip(values / 256 if mode == "I" and values.max(initial=0) > 255 else values, 0, 255))
     if "transparency" in image.info or mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         if mode in ("RGBa", "La"):
             image = image.convert(mode.upper())
         return _on_white(np.asarray(image.convert("RGBA")))
     return np.array(image.convert("RGB"), np.uint8)
+
+
+def _of_grey(values: NDArray[Any]) -> U8:
+    return np.repeat(values.astype(np.uint8)[:, :, None], 3, axis=2)
 
 
 def _on_white(rgba: U8) -> U8:
