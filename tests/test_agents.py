@@ -334,3 +334,8 @@ def test_responses_are_kept_by_key_and_up_to_a_limit() -> None:
     store.add("0", "resp_1000", [large], made(1001))
     with pytest.raises(ApiError, match="there is no response"):
         store.items("0", "resp_1001"), "its beginning is gone"
+    store.add("1", None, [item], made(1))
+    store.add("1", None, [types.InputItem(role="user", content="x" * (17 << 20))], made(2))
+    assert len(store.items("1", "resp_1")) == 1, "others stay"
+    with pytest.raises(ApiError, match="of 16 MiB together"):
+        store.items("1", "resp_2")

@@ -39,6 +39,8 @@ class ResponseStore:
         """A response that is over, with the items that were new in its request."""
         output = [msgspec.convert(msgspec.to_builtins(item), types.InputItem) for item in made.output]
         stored = _Stored(parent, msgspec.json.encode([*items, *output]), msgspec.json.encode(made))
+        if stored.size > MAX_BYTES:  # pictures: it would take the place of all others, and find none
+            return
         with self._lock:
             mine = self._by_client.setdefault(client, OrderedDict())
             mine[made.id] = stored
@@ -77,5 +79,6 @@ class ResponseStore:
 
 
 def _missing(response_id: str, param: str) -> ApiError:
-    kept = f"the last {MAX_RESPONSES} of a key are kept while the server runs, unless they had store: false"
+    most = f"{MAX_RESPONSES} of a key, of {MAX_BYTES >> 20} MiB together,"
+    kept = f"the last {most} are kept while the server runs, unless they had store: false"
     return ApiError(404, f"there is no response {response_id[:80]!r}; {kept}; send its items instead", param=param)
