@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.hf.config import FolderConfig
-from shaderlm.formats.hf.towers import open_folder_tower
+from shaderlm.formats.hf.tower_families import FAMILIES
+from shaderlm.formats.hf.towers import folder_metadata, open_folder_tower
 from shaderlm.formats.vision_files import open_mmproj
-from shaderlm.models.vision import read_tower
+from shaderlm.models.vision import described_tower, read_tower
 from shaderlm.runtime.tower import NumpyTower, TowerSource
 from shaderlm.vision import open_picture
 
@@ -143,6 +145,41 @@ def test_what_is_refused(
         content = [{"type": "image", "image": np.zeros((8, 8, 3), np.uint8)}]
         with pytest.raises(InputError, match="does not read images"):
             model.chat([{"role": "user", "content": content}], max_tokens=1)
+
+
+_SIDE = {"hidden_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("family", "processor", "words"),
+    [
+        ("qwen3_vl", {"do_resize": False}, "do_resize of the processor is False"),
+        ("qwen3_vl", {"do_normalize": False}, "do_normalize of the processor is False"),
+        ("qwen3_vl", {"rescale_factor": 1}, "rescale_factor of the processor is 1"),
+        ("gemma3", {"do_pan_and_scan": True}, "must resize whole pictures to 32 × 32"),
+        ("gemma3", {"size": {"height": 64, "width": 64}}, "must resize whole pictures to 32 × 32"),
+        ("smolvlm", {"max_image_size": {"longest_edge": 48}}, "tiles of 32 × 32"),
+        ("smolvlm", {"do_image_splitting": False}, "tiles of 32 × 32"),
+    ],
+)
+def test_processors_that_are_refused(family: str, processor: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """What would give other pixels or tokens than the processor does."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(ModelError, match=words):
+        folder_metadata(tmp_path, {"vision_config": _SIDE}, FAMILIES[family])
+
+
+@pytest.mark.parametrize("resample", [0, 4, "cubic", [3]])
+def test_resampling_that_is_not_known(resample: Any, tmp_path: Path) -> None:
+    """Refused by name, and not taken for the family's."""
+    half = [0.5, 0.5, 0.5]
+    given = {"resample": resample, "image_mean": half, "image_std": half}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+    (tmp_path / "processor_config.json").write_text('{"image_processor": null}')
+    config = {"vision_config": _SIDE, "mm_tokens_per_image": 4}
+    metadata = folder_metadata(tmp_path, config, FAMILIES["gemma3"])
+    with pytest.raises(ModelError, match=r"clip\.vision\.resample must be bilinear or bicubic or lanczos"):
+        described_tower({**metadata, "clip.vision.projection_dim": 64}, {}, {})
 
 
 def test_what_files_of_llava_leave_out() -> None:

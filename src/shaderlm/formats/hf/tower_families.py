@@ -92,7 +92,10 @@ def _qwen3vl(config: Json, processor: Json) -> Json:
 
 def _gemma3(config: Json, processor: Json) -> Json:
     vision, tokens = config["vision_config"], config.get("mm_tokens_per_image", 256)
-    side = vision["image_size"] // max(1, vision["patch_size"])
+    size = vision["image_size"]
+    if processor.get("do_pan_and_scan") or size_of(processor).get("height", size) != size:
+        raise ModelError(f"the processor must resize whole pictures to {size} × {size}, as the tower reads them")
+    side = size // max(1, vision["patch_size"])
     return {"projector.scale_factor": side // max(1, round(tokens**0.5))}
 
 
@@ -116,7 +119,10 @@ def _gemma4(config: Json, processor: Json) -> Json:
 
 
 def _idefics3(config: Json, processor: Json) -> Json:
-    longest = size_of(processor).get("longest_edge", config["vision_config"]["image_size"])
+    side = config["vision_config"]["image_size"]
+    longest, tile = size_of(processor).get("longest_edge", side), processor.get("max_image_size", side)
+    if tile not in (side, {"longest_edge": side}) or not processor.get("do_image_splitting", True):
+        raise ModelError(f"the processor must cut pictures into tiles of {side} × {side}, as the tower reads them")
     return {"projector.scale_factor": config.get("scale_factor", 2), "preproc_image_size": longest}
 
 
@@ -355,7 +361,6 @@ _LLAVA_SIGLIP = FolderFamily(
 # By model_type, and by that of vision_config where it has several.
 FAMILIES: Mapping[str, FolderFamily] = {
     "qwen3_vl": _QWEN3VL,
-    "qwen3_vl_moe": _QWEN3VL,
     "qwen2_5_vl": _QWEN25VL,
     "gemma3": _GEMMA3,
     "gemma4": _GEMMA4,

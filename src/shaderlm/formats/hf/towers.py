@@ -18,7 +18,9 @@ from ..unpack import unpack
 from ..vision_files import VisionFile, with_mergers
 from .tower_families import FAMILIES, FolderFamily
 
-_RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+_RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic")  # as Pillow numbers them
+# What the processors of all families do; of Gemma 4, which does not shift and scale, others.
+_STEPS: Mapping[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
 _PREPROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _BEFORE = re.compile(
     r"(model\.)?"
@@ -71,10 +73,18 @@ def folder_metadata(folder: Path, config: dict[str, Any], family: FolderFamily) 
         keys["projection_dim"] = text["hidden_size"]
     keys |= {key: vision[name] for name, key in family.keys.items() if name in vision}
     keys |= {"image_mean": processor.get("image_mean"), "image_std": processor.get("image_std")}
-    if processor.get("resample") in _RESAMPLE:
-        keys["resample"] = _RESAMPLE[processor["resample"]]
+    if (kind := processor.get("resample")) is not None:
+        keys["resample"] = _RESAMPLE[kind] if type(kind) is int and 0 <= kind < len(_RESAMPLE) else kind
+    for step, known in _STEPS.items():
+        free = family.projector == "gemma4v" and step == "do_normalize"
+        if not free and processor.get(step, known) not in (known, None):
+            raise ModelError(
+                f"{folder}: {step} of the processor is {processor[step]!r:.40}; only {known!r} is supported"
+            )
     try:
         keys |= family.more(config, processor)
+    except ModelError as problem:
+        raise ModelError(f"{folder}: {problem}") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as problem:
         raise ModelError(
             f"{folder}: vision_config or the processor has other values than expected: {problem}"
@@ -87,7 +97,8 @@ def _processor(folder: Path) -> dict[str, Any]:
     processor: dict[str, Any] = {}
     for name in _PREPROCESSORS:
         found = _json(folder / name)
-        processor |= found.get("image_processor", {}) if name == _PREPROCESSORS[0] else found
+        inner = found.get("image_processor") if name == _PREPROCESSORS[0] else found
+        processor |= inner if isinstance(inner, dict) else {}
     return processor
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ModelError
 from ...graph.graph import Graph
+from ...graph.vision import FILTERS
 from ...vision.processors import Processor
 from ..config import Shapes, expect
 from .families import FAMILIES, Family
@@ -173,6 +174,8 @@ def _processor(
     if image_tokens is not None and family.sizing in ("area", "budget"):
         least, most = (number * unit for number in image_tokens)
     kind = keys.get("resample", family.filter)
+    if not isinstance(kind, str) or kind not in FILTERS:
+        raise keys.wrong("resample", " or ".join(FILTERS), kind)
     mean, std = keys.three("image_mean"), keys.three("image_std")
     if family.centred:
         mean = mean[0] + std[0] / 2, mean[1] + std[1] / 2, mean[2] + std[2] / 2
