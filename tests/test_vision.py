@@ -208,6 +208,36 @@ def test_logits(vision_oracles: dict[str, VisionOracle]) -> None:
                     np.testing.assert_allclose(handle.logits[-1], oracle.logits[number], atol=2e-4)
 
 
+@pytest.mark.full
+def test_fixed_chunks_and_an_image_that_must_be_in_one(
+    vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that is read from the cache has the chunks of the first time, so that no bit depends on it."""
+    with _load(vision_oracles["gemma3-vision"], "hf", "numpy", deterministic=True) as model:
+        assert model.vision is not None
+        chunk, words = model.runner.fixed_chunk, "see"
+        picture = {"type": "image", "image": np.full((32, 32, 3), 9, np.uint8)}
+        messages = [{"role": "user", "content": [{"type": "text", "text": words}, picture]}]
+        while (first := model.chat_ids(messages).index(model.vision.token)) < chunk - 2:
+            words += " what" * ((chunk - 12 - first) // 10) or "."
+            messages[0]["content"] = [{"type": "text", "text": words}, picture]
+        assert first < chunk < first + 4
+        steps, step = list[tuple[int, int]](), model.runner.step
+
+        def noted(parts: Any) -> Any:
+            steps.extend((part.sequence.length, part.rows) for part in parts)
+            return step(parts)
+
+        monkeypatch.setattr(model.runner, "step", noted)
+        runs = []
+        for _ in range(2):
+            steps.clear()
+            model.chat(messages, max_tokens=1)
+            runs.append(steps[:])
+        assert runs[0][0] == (0, first)
+        assert set(runs[1]) <= set(runs[0])
+
+
 def test_another_picture_is_not_in_the_cache(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     """The same prompt with another picture of the same size begins alike up to the picture, and not further."""
     _, model = seeing

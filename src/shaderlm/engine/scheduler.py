@@ -571,6 +571,8 @@ class Scheduler:
             shared = self.limits.shares_prefixes
             multiple = max(fixed_chunk, PAGE) if fixed_chunk else PAGE if shared else 1
             match = self.cache.match(ids, multiple, None if shared else state.client)
+            if fixed_chunk:
+                match = self._up_to_chunk_end(state, match, multiple)
         if not self._has_room(state, match) and match.length % PAGE:
             # A page that is shared in part is there twice, until its copy is made. Whole pages take none.
             whole = match.length // PAGE
@@ -597,6 +599,15 @@ class Scheduler:
                 self.cache.hits += length
         insort(self.running, state, key=lambda each: each.order)
         return state
+
+    @staticmethod
+    def _up_to_chunk_end(state: SequenceState, match: Match, unit: int) -> Match:
+        """As much of a match as ends where a chunk does: none ends in an image whose rows see each other."""
+        length = match.length
+        for begin, stop in () if state.images is None else reversed(state.images.blocks):
+            if begin < length < stop:
+                length = begin // unit * unit
+        return match if length == match.length else Match(match.pages[: length // PAGE], length)
 
     @property
     def _max_running(self) -> int:
