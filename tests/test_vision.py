@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from shaderlm.compile.lowering import Lowering
-from shaderlm.engine import LanguageModel
+from shaderlm.engine import LanguageModel, driver
 from shaderlm.engine.drafts import Drafts, NgramDrafter
 from shaderlm.engine.loading import load, load_with
 from shaderlm.errors import InputError
@@ -190,6 +191,62 @@ def test_preemption_and_a_client_that_leaves(
         assert [each and each.ids for each in completions] == 2 * alone
         assert gone.finish_reason == "closed"
         assert model.engine.stats().preemptions > 0
+
+
+@pytest.mark.full
+def test_features_of_requests_that_wait(
+    vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No picture is read for requests without a place while as many features wait as may; all are answered."""
+    oracle = vision_oracles["qwen3vl"]
+    with _load(oracle, "hf", "numpy") as model:
+        conversations = [_messages(oracle, case) for case in oracle.cases]  # one of them has two pictures
+        model.engine.configure(replace(model.engine.options, parallel=1))
+        monkeypatch.setattr(driver, "WAITING_FEATURE_BYTES", 1)
+        assert model.vision is not None
+        encode, waiting, begun = model.vision.runner.encode, list[int](), list[int]()
+        handles = list[Any]()
+
+        def noted(pixels: Any, layout: Any) -> Any:
+            waiting.append(sum(state.images is not None for state in model.engine._scheduler.waiting))
+            begun.append(sum(bool(handle.image_features) for handle in handles))
+            return encode(pixels, layout)
+
+        monkeypatch.setattr(model.vision.runner, "encode", noted)
+        requests = [model.chat_request(messages, **_GREEDY) for messages in conversations]
+        handles += model.engine.submit_all(requests)
+        completions = [handle.result() for handle in handles]
+        assert [each and each.ids for each in completions] == [case["greedy"] for case in oracle.cases]
+        assert len(waiting) > 1
+        assert max(waiting) == 0
+        assert max(begun) <= 1
+
+
+@pytest.mark.full
+def test_streams_go_on_while_pictures_are_read(
+    vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two pictures, of one request and of two, sequences that run have a token."""
+    with _load(vision_oracles["qwen3vl"], "hf", "numpy") as model:
+        assert model.vision is not None
+        text = [{"role": "user", "content": "what is in the street?"}]
+        stream = model.engine.submit(model.chat_request(text, max_tokens=60, ignore_eos=True))
+        next(stream)
+        encode, tokens = model.vision.runner.encode, list[int]()
+
+        def noted(pixels: Any, layout: Any) -> Any:
+            tokens.append(stream.usage.completion_tokens)
+            return encode(pixels, layout)
+
+        monkeypatch.setattr(model.vision.runner, "encode", noted)
+        pictures = [{"type": "image", "image": np.full((32, 32, 3), i, np.uint8)} for i in range(6)]
+        contents = [[*some, {"type": "text", "text": "see"}] for some in (pictures[:4], pictures[4:])]
+        requests = [model.chat_request([{"role": "user", "content": each}], max_tokens=1) for each in contents]
+        for handle in model.engine.submit_all(requests):
+            handle.result()
+        assert len(tokens) == len(pictures)
+        assert all(before < after for before, after in pairwise(tokens))
+        stream.cancel()
 
 
 def test_logits(vision_oracles: dict[str, VisionOracle]) -> None:

@@ -61,6 +61,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 # A token of a request, if there is one, and why the request ends with it, if it does.
 Confirmed = tuple[Handle, int | None, TokenLogprob | None, str | None]
 
+# Of requests that have features of pictures and no place yet. Further pictures are not read before.
+WAITING_FEATURE_BYTES = 1 << 30
 _FEW = 16  # tokens of a step: more are taken out of their array at once
 
 
@@ -396,10 +398,10 @@ class Engine:
         self._process_control()
         self._take_masks(self._masks.dispatch(inbox.active))
         self._fill()
-        if self._encoding:  # beside the step that was submitted
+        if encodes := self._may_encode():  # beside the step that was submitted
             self._encode_one()
             self._fill()
-        if not in_flight and self._encoding:
+        if not in_flight and encodes and self._encoding:
             return
         if not in_flight:
             if self._drafts is not None:
@@ -468,6 +470,21 @@ class Engine:
         if handle.constraint is not None:
             self._masks.add(handle)
 
+    @property
+    def _are_features_many(self) -> bool:
+        """Do requests without a place have as many as they may?"""
+        groups = [state.images.features for state in self._scheduler.waiting if state.images is not None]
+        groups += [tuple(handle.image_features) for handle in self._encoding]
+        sizes = {id(each): each.nbytes for group in groups for each in group}  # requests share those that are known
+        return sum(sizes.values()) >= WAITING_FEATURE_BYTES
+
+    def _may_encode(self) -> bool:
+        """Is there a picture to be read, and room for its features? Those who wait with theirs have a place first."""
+        if not self._encoding:
+            return False
+        waits = any(state.images is not None for state in self._scheduler.waiting)
+        return not (waits and self._are_features_many)
+
     def _encode_one(self) -> None:
         """The features of one picture; a request whose pictures are all known joins. An error is that of its request.
 
@@ -488,7 +505,8 @@ class Engine:
             self._finish([handle], "error", problem)
             return
         if len(features) < len(request.images):
-            self._encoding.rotate(-1)  # others have a picture each meanwhile
+            if not self._are_features_many:
+                self._encoding.rotate(-1)  # others have a picture each meanwhile
             return
         self._encoding.popleft()
         images.features = tuple(features)
