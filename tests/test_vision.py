@@ -21,6 +21,7 @@ from shaderlm.engine.loading import load, load_with
 from shaderlm.errors import InputError
 from shaderlm.formats.hf.towers import open_folder_tower
 from shaderlm.formats.vision_files import VisionFile, open_mmproj
+from shaderlm.gpu.pipelines import key_of
 from shaderlm.graph.batch import PAGE
 from shaderlm.models.vision import Tower, read_tower
 from shaderlm.runtime import gpu_tower
@@ -437,6 +438,39 @@ def test_pictures_of_many_sizes_on_a_device(vision_oracles: dict[str, VisionOrac
     with pytest.raises(InputError, match=r"a picture of 300 × 200 is too large for this device; make it smaller"):
         runner.encode(np.zeros((200, 300, 3), np.uint8), tower.processor.layout(300, 200))
     runner.close()
+
+
+def test_warm_up_compiles_what_pictures_want(
+    vision_oracles: dict[str, VisionOracle], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's first picture of a usual size compiles nothing: streams would wait for it."""
+    file, tower = _open(vision_oracles["qwen3vl"], "hf")
+    runner = gpu_tower.GpuTower(tower, TowerSource(file, tower), device, precision="exact")
+    file.close()
+    compiled, compile_steps = set[Any](), device.compile
+
+    def noted(steps: Any) -> None:
+        steps = list(steps)
+        compiled.update(map(key_of, steps))
+        compile_steps(steps)
+
+    monkeypatch.setattr(device, "compile", noted)
+    runner.warm_up()
+    warm = set(compiled)
+    runner.encode(np.zeros((700, 900, 3), np.uint8), tower.processor.layout(900, 700))
+    runner.wait()
+    assert warm
+    assert compiled == warm
+    runner.close()
+
+
+def test_a_server_warms_its_tower_up(vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch) -> None:
+    with _load(vision_oracles["smolvlm"], "hf", "numpy") as model:
+        asked = list[bool]()
+        assert model.vision is not None
+        monkeypatch.setattr(model.vision.runner, "warm_up", lambda: asked.append(True))
+        model.engine.warm_up()
+        assert asked
 
 
 def test_command_line(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:

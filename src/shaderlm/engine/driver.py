@@ -138,8 +138,10 @@ class Engine:
         self._scheduler.on_cached = self._save_pages
 
     def warm_up(self) -> None:
-        """Compile whatever steps and drafts may want, for servers. Takes seconds."""
+        """Compile whatever steps, pictures and drafts may want, for servers. Takes seconds."""
         self._runner.warm_up()
+        if self._vision is not None:
+            self._vision.runner.warm_up()
         if self._drafts is not None:
             self._drafts.drafter.warm_up()
 

@@ -7,6 +7,7 @@ more memory than there is for them, or the device cannot bind them, they come ba
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -27,6 +28,7 @@ from .sizes import weights_of
 from .tower import F32, joined, output_names
 from .weights import Progress, Source, upload
 
+_WARM_SIZES = (200, 150), (640, 480), (1000, 750), (2000, 1500)
 _KEPT_PLANS = 8  # of layouts, and of numbers of patches
 DEVICE_BYTES = 1 << 30  # of features on a device: of pictures that are kept, and of requests that run
 _Key = int | Layout | tuple[str, int]  # of a plan: patches, a layout, and tokens whose levels are brought together
@@ -74,14 +76,25 @@ class GpuTower:
             return patches_graph(key, self.tower.processor)
         return _levels_graph(self.tower, key[1])
 
+    def warm_up(self) -> None:
+        """Compile what pictures of some sizes want: kernels are the same for many sizes."""
+        for width, height in _WARM_SIZES:
+            layout = self.tower.processor.layout(width, height)
+            with suppress(ModelError):  # a picture too large for the device: who shows it is told
+                for key in self._keys(layout, on_device=True):
+                    self.device.compile([launch.step for launch in self._plan(key).launches])
+
+    def _keys(self, layout: Layout, *, on_device: bool) -> list[_Key]:
+        """The plans that a picture takes, in order. on_device: its features stay there."""
+        levels: list[_Key] = [("levels", layout.tokens)] if on_device and self.tower.levels > 1 else []
+        return [layout, layout.patches, *levels]
+
     def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> Features:
         """Features of a picture, [tokens, levels · out]. They may still be on their way."""
         tower, nbytes = self.tower, 4 * layout.tokens * self.tower.out * self.tower.levels
         room = DEVICE_BYTES - sum(each.nbytes for each in self._features)
         on_device = nbytes <= min(room, self.device.caps.max_operand)
-        keys: list[_Key] = [layout, layout.patches]
-        if on_device and tower.levels > 1:
-            keys.append(("levels", layout.tokens))
+        keys = self._keys(layout, on_device=on_device)
         try:
             plans = [self._plan(key) for key in keys]
         except ModelError as problem:

@@ -49,6 +49,10 @@ class TowerRunner(Protocol):
     tower: Tower
     weight_bytes: int
 
+    def warm_up(self) -> None:
+        """Compile what pictures may want, for servers. Takes seconds."""
+        ...
+
     def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> Features:
         """Features of a picture, [tokens, levels · out]. Those on a device may still be on their way."""
         ...
@@ -69,6 +73,9 @@ class NumpyTower:
         self.tower = tower
         self._weights = dense(tower.build(tower.merge**2).weights(), source, progress)
         self.weight_bytes = sum(array.nbytes for array in self._weights.values())
+
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
 
     def encode(self, pixels: NDArray[np.uint8], layout: Layout) -> F32:
         """Features of a picture, [tokens, levels · out]."""
