@@ -174,7 +174,7 @@ def _processor(
     if image_tokens is not None and family.sizing in ("area", "budget"):
         least, most = (number * unit for number in image_tokens)
     kind = keys.get("resample", family.filter)
-    if not isinstance(kind, str) or kind not in FILTERS:
+    if kind not in tuple(FILTERS):  # a list in a file has no hash
         raise keys.wrong("resample", " or ".join(FILTERS), kind)
     mean, std = keys.three("image_mean"), keys.three("image_std")
     if family.centred:
