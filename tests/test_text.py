@@ -6,6 +6,7 @@ import itertools
 import re
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.text import ChatTemplate, TextStream, Tokenizer, Vocabulary
+from shaderlm.text.vocabulary import CONTROL, NORMAL
 
 from .tiers import examples
+from .tiny_models import tiny_metadata
 
 DATA = Path(__file__).parent / "data"
 VOCABULARIES = ("gpt-2", "llama-spm", "phi-3")
@@ -208,6 +211,28 @@ def test_the_text_of_the_unknown_token() -> None:
     llama = tokenizer("llama-spm")
     assert llama.encode("a<unk>") == [263, 0]
     assert 0 not in llama.encode("a<unk>", parse_special=False)
+
+
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<turn|>",
+    ],
+)
+def test_a_special_token_that_ends_turns_stops(end: str, kind: int) -> None:
+    """Qwen's, Llama's, Phi's and Gemma's, in files that name no other end than EOS."""
+    tiny = Vocabulary.from_metadata(tiny_metadata())
+    at, tokens, types = tiny.tokens.index("a"), list(tiny.tokens), list(tiny.types)
+    tokens[at], types[at] = end, kind
+    assert (at in Tokenizer(replace(tiny, tokens=tokens, types=types)).stop_ids) == (kind == CONTROL)
 
 
 def test_special_tokens_are_parsed_unless_told_otherwise() -> None:

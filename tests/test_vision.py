@@ -223,6 +223,26 @@ def test_features_of_requests_that_wait(
         assert max(begun) <= 1
 
 
+def test_a_tower_that_fails_ends_its_request_alone(
+    vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _load(vision_oracles["qwen3vl"], "hf", "numpy") as model:
+        assert model.vision is not None
+        text = [{"role": "user", "content": "what is in the street?"}]
+        stream = model.engine.submit(model.chat_request(text, max_tokens=9, ignore_eos=True))
+        next(stream)
+
+        def fails(pixels: Any, layout: Any) -> Any:
+            raise ValueError("a fault of the tower")
+
+        monkeypatch.setattr(model.vision.runner, "encode", fails)
+        picture = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
+        with pytest.raises(ValueError, match="a fault of the tower"):
+            model.chat([{"role": "user", "content": [picture]}], max_tokens=1)
+        stream.result()
+        assert stream.finish_reason == "length"
+
+
 @pytest.mark.full
 def test_streams_go_on_while_pictures_are_read(
     vision_oracles: dict[str, VisionOracle], monkeypatch: pytest.MonkeyPatch

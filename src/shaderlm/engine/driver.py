@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, ShaderlmError, UnavailableError
+from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
 from ..graph.sampling import MAX_LOGPROBS
 from ..models.config import ImageRows
@@ -502,7 +502,7 @@ class Engine:
         client = None if self.options.share_prefixes else request.client
         try:
             features.append(vision.features(request.images[len(features)], client))
-        except (ShaderlmError, MemoryError) as problem:
+        except Exception as problem:  # of this request alone: those that run have nothing to do with it
             self._encoding.popleft()
             self._finish([handle], "error", problem)
             return
