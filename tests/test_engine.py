@@ -224,6 +224,15 @@ def test_a_prompt_that_is_not_counted_to_its_end_says_so(tiny: Path) -> None:
         model.generate("x" * 10_000_000)
 
 
+def test_a_short_prompt_needs_no_look_at_every_token(tiny: Path) -> None:
+    with load(tiny, device="cpu") as model:
+        model.generate("xx", max_tokens=1)
+        assert "_max_token_bytes" not in vars(model.tokenizer)
+        with pytest.raises(InputError, match="the context holds 128"):
+            model.generate("x" * 10_000_000)
+        assert "_max_token_bytes" in vars(model.tokenizer)
+
+
 def test_a_wrong_context_is_an_error(tiny: Path) -> None:
     for context in (0, 129, 1.5, True):
         with pytest.raises(InputError, match="context must be a whole number from 1 to the model's 128"):
