@@ -25,9 +25,10 @@ from shaderlm.compile.execute import op_plan
 from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import Role
 from shaderlm.compile.plan_json import to_json
-from shaderlm.engine import LanguageModel
+from shaderlm.engine import LanguageModel, load
 from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
 from shaderlm.formats.hf.models import MODEL_TYPES
+from shaderlm.formats.hf.tower_families import FAMILIES as TOWERS
 from shaderlm.formats.short_names import SHORT_NAMES
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy
@@ -39,6 +40,7 @@ from shaderlm.kernels import all_routes, choose
 from shaderlm.kernels.linear.formats import FORMATS
 from shaderlm.models.config import StepSpec
 from shaderlm.models.supported import ARCHITECTURES
+from shaderlm.runtime.runner import MAX_OUTPUTS
 from shaderlm.runtime.sizes import cache_format
 from shaderlm.server.limits import Limits
 
@@ -306,6 +308,31 @@ def _first_cells(document: str, title: str) -> set[str]:
     assert part, f"{document} has no part {title!r}"
     cells = re.findall(r"^\| ([^|]+) \|", part, re.M)
     return {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
+
+
+def test_counts_in_documents_are_those_of_the_code() -> None:
+    counts = {
+        "README.md": f"more than {(len(ARCHITECTURES) - 1) // 10 * 10} architectures",
+        "docs/life-of-a-token.md": f"… {MAX_OUTPUTS} rows that give something",
+        "docs/tuning.md": f"… {MAX_OUTPUTS}: as many as may give logits",
+        "docs/evaluation.md": f"rows, {MAX_OUTPUTS} at most",
+    }
+    for document, words in counts.items():
+        assert words in (ROOT / document).read_text(encoding="utf-8"), f"{document} does not say {words!r}"
+
+
+def test_the_models_that_see_are_those_whose_folders_are_read() -> None:
+    rows = (ROOT / "docs" / "vision.md").read_text(encoding="utf-8").partition("| family | folders")[2]
+    cells = re.findall(r"^\| [^|]+ \| (`[^|]+) \|", rows.partition("\n\n")[0], re.M)
+    shown = {name for cell in cells for name in re.findall(r"`(\w+)`", cell.split(" with ")[0])}
+    assert shown == {each.split()[0] for each in TOWERS} <= set(MODEL_TYPES)
+
+
+def test_the_signature_of_load_is_documented() -> None:
+    parameters = list(inspect.signature(load).parameters.values())
+    shown = ", ".join(f"{each.name}={each.default!r}" for each in parameters).replace("'", '"')
+    signature = f"`shaderlm.load({shown.replace('model=None', 'model=None, *', 1)})`"
+    assert signature in (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), signature
 
 
 def test_the_keys_of_plans_are_documented() -> None:
