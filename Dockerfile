@@ -17,7 +17,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,graphics,utility
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[serve,cpu]" && rm -r /wheels
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[serve,cpu,vision]" && rm -r /wheels
 RUN useradd --create-home --uid 1000 shaderlm && install --directory --owner=shaderlm /models
 USER 1000
 ENV SHADERLM_CACHE=/models HF_HOME=/models/huggingface

@@ -62,7 +62,7 @@ def test_an_unknown_short_option_is_named(arguments: tuple[object, ...], words: 
 def test_words_without_quotes(command: str) -> None:
     done = shaderlm(*command.split(), "Why", "is", "the", "sky", "blue?")
     assert done.code == 2
-    assert "Got unexpected extra arguments (is the sky blue?). Text of several words stands in quotes.\n" in done.err
+    assert "Got unexpected extra arguments (is the sky blue?). Put a text of several words in quotes.\n" in done.err
 
 
 def test_an_option_of_shaderlm_itself_after_the_command() -> None:

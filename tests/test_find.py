@@ -59,7 +59,7 @@ def test_a_folder_of_several(tmp_path: Path) -> None:
         ("smollm2", "no model or file 'smollm2': did you mean smollm2-"),
         ("SmolLM2-135M", "did you mean smollm2-135m?"),
         ("llama3.2", "did you mean llama3.2-1b or llama3.2-3b?"),
-        ("Gemma3:4b", "did you mean gemma3-4b?"),
+        ("Gemma3:4b", "did you mean gemma3-4b? Otherwise give the path"),
         ("claude-9", "no model or file 'claude-9': `shaderlm models` lists names; otherwise"),
         ("nothing.gguf", "nothing.gguf does not exist"),
         ("some/where", "a Hugging Face folder; a repository of the hub is hf:some/where"),

@@ -602,6 +602,7 @@ def test_run_without_a_network_is_one_line(tmp_path: Path) -> None:
     code, out, err = _both("http://127.0.0.1:9", tmp_path, "run", "qwen3-0.6b", "Hello", "--device", "cpu")
     assert (code, out, len(err)) == (1, "", 1)
     assert "the hub cannot be reached and the file Qwen3-0.6B-Q4_K_M.gguf is not in its cache" in err[0]
+    assert "; connect to the network once" in err[0]
 
 
 @pytest.mark.parametrize(

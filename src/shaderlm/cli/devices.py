@@ -102,6 +102,6 @@ def devices(as_json: bool, report: bool) -> None:
         print(f"--backend dawn: {missing}")
     if listed[0].caps.software:
         Console(stderr=True).print(
-            "No GPU was found, only software adapters: kernels run right on them, but slowly.", style="yellow"
+            "No GPU was found, only software adapters: kernels run correctly on them, but slowly.", style="yellow"
         )
         print(f"If there is a GPU, install its driver:\n{WHAT_TO_INSTALL}", file=sys.stderr)

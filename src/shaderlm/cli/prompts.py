@@ -20,7 +20,7 @@ class TextCommand(click.Command):
         except click.UsageError as problem:
             if not problem.message.startswith("Got unexpected extra argument"):
                 raise
-            raise click.UsageError(f"{problem.message}. Text of several words stands in quotes.", ctx) from None
+            raise click.UsageError(f"{problem.message}. Put a text of several words in quotes.", ctx) from None
 
 
 def prompt_text(argument: str | None, file: str | None, name: str = "PROMPT") -> str:

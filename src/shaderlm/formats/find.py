@@ -92,8 +92,8 @@ def _missing(text: str, path: Path, *, typed: bool) -> str:
         return f"{path} does not exist; expected a .gguf file or a Hugging Face folder{hint}"
     near = _nearest(text)
     either = " or ".join([", ".join(near[:-1]), near[-1]]) if len(near) > 1 else "".join(near)
-    hint = f"did you mean {either}?" if near else "`shaderlm models` lists names;"
-    return f"there is no model or file {text!r}: {hint} otherwise give the path of a .gguf file or {hub.FORM}"
+    hint = f"did you mean {either}? Otherwise" if near else "`shaderlm models` lists names; otherwise"
+    return f"there is no model or file {text!r}: {hint} give the path of a .gguf file or {hub.FORM}"
 
 
 def _nearest(text: str) -> list[str]:

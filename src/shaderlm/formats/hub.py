@@ -36,7 +36,8 @@ _PROBLEMS = {
     "GatedRepoError": "{repo} is gated: accept its terms on {hub}/{repo}, then run `hf auth login`, or set HF_TOKEN to "
     "a token that may read it",
     "RepositoryNotFoundError": "there is no public repository {repo}; if it is private, run `hf auth login`",
-    "LocalEntryNotFoundError": "the hub cannot be reached and the {what} is not in its cache; connect once",
+    "LocalEntryNotFoundError": "the hub cannot be reached and the {what} is not in its cache; connect to the network "
+    "once",
     "OfflineModeIsEnabled": "{offline} is set and the {what} is not in the hub's cache; unset it once",
     "EntryNotFoundError": "there is no {what} in {repo}",
 }
