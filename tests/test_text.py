@@ -230,7 +230,7 @@ def test_the_text_of_the_unknown_token() -> None:
 def test_a_special_token_that_ends_turns_stops(end: str, kind: int) -> None:
     """Qwen's, Llama's, Phi's and Gemma's, in files that name no other end than EOS."""
     tiny = Vocabulary.from_metadata(tiny_metadata())
-    at, tokens, types = tiny.tokens.index("a"), list(tiny.tokens), list(tiny.types)
+    at, tokens, types = tiny.tokens.index("<|im_start|>"), list(tiny.tokens), list(tiny.types)
     tokens[at], types[at] = end, kind
     assert (at in Tokenizer(replace(tiny, tokens=tokens, types=types)).stop_ids) == (kind == CONTROL)
 
