@@ -24,7 +24,7 @@ import pytest
 from hypothesis import is_hypothesis_test
 
 TABLE = Path(__file__).parent / "data" / "durations.json"
-LIMIT = 1.5  # seconds
+LIMIT = 1.2  # seconds
 SMOKE_LIMIT = 8.0  # of tests that were chosen for the default tier
 LEAST = 0.5  # seconds that the table lists
 _FEWER = 4
