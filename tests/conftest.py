@@ -64,6 +64,18 @@ _ON_DAWN_WITH_ALL = {
     "test_one_run_of_every_route",
     "test_random_schedules",
 }
+# Tests of these files that compute nothing on a device: once is enough.
+_WITHOUT_A_DEVICE = {
+    "test_all_are_here",
+    "test_in_numpy",
+    "test_on_the_cpu",
+    "test_q8_0_in_numpy",
+    "test_recorded_answers_in_numpy",
+    "test_recorded_answers_on_the_command_line",
+    "test_recorded_answers_on_the_cpu",
+    "test_texts",
+    "test_weights_stay_packed",
+}
 # Parameters of tests that others run on Dawn as well: without timestamps, and with the kernels of a software adapter.
 _PARAMETERS_ON_DAWN_WITH_ALL = ("wall clock", "software")
 
@@ -145,7 +157,9 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     else:
         left_out = "dawn" in marks and dawn.missing() is not None
     if implementation == "dawn" and config.getoption("--gpu-only") and not config.getoption("--all"):
-        left_out |= item.path.stem in _KERNELS or getattr(item, "originalname", "") in _ON_DAWN_WITH_ALL
+        left_out |= (
+            item.path.stem in _KERNELS or getattr(item, "originalname", "") in _ON_DAWN_WITH_ALL | _WITHOUT_A_DEVICE
+        )
         left_out |= any(f"[{name}" in item.name for name in _PARAMETERS_ON_DAWN_WITH_ALL)
     return not left_out and tiers.belongs(item, implementation)
 

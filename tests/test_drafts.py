@@ -21,6 +21,7 @@ from shaderlm.errors import InputError
 from shaderlm.graph.batch import PAGE
 from shaderlm.text import Vocabulary
 
+from .sweeps import with_all
 from .test_engine_loop import TOKEN, VOCABULARY, expected, held, left_nothing, made
 from .tiny_models import tiny_metadata, write_tiny_llama
 
@@ -358,7 +359,7 @@ def model(tiny: Path) -> Iterator[LanguageModel]:
         yield found
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [24, pytest.param(250, marks=pytest.mark.full), with_all(1000)])
 def test_random_requests_give_what_they_give_without_drafts(model: LanguageModel, count: int) -> None:
     model.engine.configure(EngineOptions(parallel=9, cache_tokens=5 * PAGE))
     drafter = compare(model, count, count)
