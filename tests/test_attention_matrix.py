@@ -197,6 +197,12 @@ def test_where_it_applies() -> None:
     assert choose("attention", dims, units, None, "fast").name == "matrix"
     assert choose("attention", dims, units, None, "exact").name == "flash", "it rounds"
     assert choose("attention", dims, GPU, None, "fast").name == "flash"
+    for width, group, tile in (
+        *((64, 4, (64, 2, 4, 32)), (128, 4, (32, 4, 2, 16)), (256, 4, (32, 2, 2, 16)), (80, 1, (32, 2, 1, 16))),
+    ):
+        dims_of_heads = dims_of((8 * group, 8, width), 512, context="single_pass", paged=True, cache="f16")
+        first = ROUTE.launch_list(dims_of_heads, units).dispatches[0].constants
+        assert (first["KEYS"], first["ROW_GROUPS"], first["COLUMN_GROUPS"], 16 * first["ROW_TILES"]) == tile
     for wrong, words in (
         ({"tokens": 4}, "tokens is 4"),
         ({"runs": False}, "there are none"),

@@ -104,7 +104,9 @@ def test_rotated_rows_of_a_cache_of_f16(device: Device) -> None:
     check(SMALL, device, tokens=18, K=64, format="q4_0", **rope)
 
 
-@pytest.mark.parametrize("tiles", every_second(matrix.TILES), ids=lambda tiles: f"{tiles.rows} rows")
+@pytest.mark.parametrize(
+    "tiles", every_second((*matrix.TILES, matrix.PICTURE_TILES)), ids=lambda tiles: f"{tiles.rows} rows"
+)
 def test_every_tile(tiles: matrix.Tiles, device: Device) -> None:
     """More than one tile of rows and of columns, neither of them full, and a last step of k that is not.
 
@@ -278,6 +280,23 @@ def test_where_inputs_stay_in_registers(device: Device) -> None:
     assert not any(taken(*other).startswith("few") for other in others)
 
 
+def test_tiles_of_pictures(device: Device) -> None:
+    """Weights of 16 bits, many rows: narrower tiles where wide ones would leave most cores idle in the last round."""
+    memory = {"max_workgroup_memory": 48 << 10, "max_invocations": 1024}
+    caps = replace(with_units(device.caps), **memory, processors=132)
+
+    def taken(tokens: int, K: int, N: int, form: str = "f16") -> str:
+        dims = resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": form})
+        assert over_limits(launches(matrix.config_for(dims, caps), dims, device), caps) is None
+        return str(matrix.config_for(dims, caps))
+
+    assert {taken(4096, 1024, N) for N in (1024, 3072, 4096)} == {"128x128x4-2.4.1-1"}
+    assert {taken(4096, K, 1152) for K in (1152, 4304)} == {"128x96x8-4.2.1-1"}
+    assert {taken(4096, 1152, N) for N in (3456, 4304)} == {"128x128x4-2.4.1-1"}
+    assert taken(512, 1152, 1152) == taken(512, 1152, 1152, "q4_0"), "a prompt"
+    assert taken(4096, 4096, 4096, "q8_0") == "128x128x8-4.2.1-1"
+
+
 class Units:
     """A device whose matrix units multiply right, except those of one shape; others are refused by the driver."""
 
@@ -327,7 +346,8 @@ def test_tint_reads_every_kernel(kind: str, null: Any) -> None:
         for prologue, epilogue, batched, config in ways
     ]
     if kind == "q4_0":
-        made += [({"format": kind}, config) for tiles in matrix.TILES for config in tiles.configs]
+        many = (*matrix.TILES, matrix.PICTURE_TILES)
+        made += [({"format": kind}, config) for tiles in many for config in tiles.configs]
         made += [({"format": kind}, FewConfig(rows, 16, 8, 8, buffers)) for rows, buffers in ((16, 2), (32, 1))]
         made += [({"format": kind, "epilogue": "add"}, replace(FEW, subgroups=1, split=2))]
         made += [({"format": kind, **ROPE, "cache": cache}, SMALL) for cache in ("f16", "f32")]

@@ -212,7 +212,7 @@ class Tiles:
     """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep an H200 busy.
 
     `few_tiles` is the one where a core has two tiles at most: more lanes share them. `one_wave` is the one where its
-    own tiles give nearly every core one.
+    own tiles give nearly every core one. `narrow` is the one where the others leave many cores idle in the last round.
     """
 
     rows: int
@@ -220,6 +220,7 @@ class Tiles:
     workgroups: int
     few_tiles: MatrixConfig | None = None
     one_wave: MatrixConfig | None = None
+    narrow: MatrixConfig | None = None
 
 
 # Measured on an H200, which has 132 cores. The first of a line is right on average.
@@ -244,6 +245,13 @@ TILES = (
     ),
     Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
+# For more rows, those of pictures, with weights of 16 bits: four times the registers of those of 4 bits for each block.
+PICTURE_TILES = Tiles(
+    1 << 32,
+    (MatrixConfig(128, 128, 4, (2, 4, 1)), MatrixConfig(128, 128, 8, (4, 2, 1))),
+    96,
+    narrow=MatrixConfig(128, 96, 8, (4, 2, 1)),
+)
 _FEW_BLOCKS = 64  # of k, that a workgroup takes for few rows
 _LONG_ROW = 4096  # inputs that 256 lanes of round_rows keep in registers
 _SPLITS = (1, 2, 4, 8, 16)
@@ -251,7 +259,14 @@ _SPLITS = (1, 2, 4, 8, 16)
 
 def tiles_for(dims: Dims) -> Tiles:
     """The tiles for a number of rows."""
+    if dims["tokens"] > TILES[-1].rows and dims.get("format") in ("f16", "bf16"):
+        return PICTURE_TILES
     return next((tiles for tiles in TILES if dims["tokens"] <= tiles.rows), TILES[-1])
+
+
+def _columns_of_rounds(config: MatrixConfig, dims: Dims, caps: DeviceCaps) -> int:
+    """What a core computes one after the other, in columns."""
+    return ceil_div(config.tiles(dims), processors(caps)) * config.columns
 
 
 def few_config(dims: Dims, caps: DeviceCaps) -> FewConfig | None:
@@ -290,6 +305,8 @@ def tile_config(dims: Dims, caps: DeviceCaps) -> MatrixConfig:
     if tiles.one_wave is not None and 0.8 * cores <= tiles.one_wave.tiles(dims) <= cores:
         return tiles.one_wave
     config = tiles.configs[0]
+    if tiles.narrow and 1.2 * _columns_of_rounds(tiles.narrow, dims, caps) < _columns_of_rounds(config, dims, caps):
+        return tiles.narrow
     count = config.tiles(dims)
     split = next((split for split in _SPLITS if count * split >= filling(tiles.workgroups, caps)), _SPLITS[-1])
     if split == 1 and cores < count <= 1.5 * cores:
