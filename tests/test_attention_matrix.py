@@ -10,9 +10,10 @@ import pytest
 
 from shaderlm.compile import lower
 from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program
-from shaderlm.graph import reference
-from shaderlm.graph.batch import PAGE, RUN, make_batch
+from shaderlm.graph import reference, resolve
+from shaderlm.graph.batch import IMAGE_WORDS, PAGE, REACH, RUN, make_batch
 from shaderlm.kernels import LaunchList, Route, choose, routes_of
+from shaderlm.kernels.attention import reach
 from shaderlm.kernels.attention.attention import launch_list_with
 from shaderlm.kernels.attention.matrix import Tile, run_rows
 
@@ -124,6 +125,41 @@ def test_spans(dims: dict[str, Any], gpu: Device) -> None:
     program = lower(SPANS, dims, units, operands, launch_list=launch_list)
     raw = gpu.run(runnable(program, gpu))["out"]
     assert_close(raw.view(np.float32).reshape(expected["out"].shape), expected["out"], "attention f16", str(dims))
+
+
+# An image over tiles of keys and a page; a row of another sequence; an image of fewer rows than a run; two images.
+IMAGES: tuple[Stretch, ...] = ((0, 117, 14), (1, 290, 1), (2, 40, 5), (3, 0, 20))
+BLOCKS = ((2, 12), (15, 20), (21, 26), (30, 40))  # rows that see each other
+
+
+@pytest.mark.parametrize(("route", "window"), [("matrix", 9), ("tiles", 0), with_all("matrix", 0), ("tiles", 9)])
+def test_rows_see_all_of_their_image(route: str, window: int, gpu: Device) -> None:
+    """As the formula says, beside rows of text and of other sequences. Of a window, from its first key on."""
+    dims, operands, _ = operands_of((4, 2, 32), 42, IMAGES, context="split", paged=True, window=window)
+    after = np.zeros(42, np.int64)
+    for first, end in BLOCKS:
+        after[first:end] = end - 1 - np.arange(first, end)
+        operands["batch"][1 + first : 1 + end, 3] |= RUN
+    records = np.zeros((42, IMAGE_WORDS), np.uint32)
+    records[:, REACH] = after
+    filled = {key: np.nan_to_num(operands[key]) for key in ("k_cache", "v_cache")}
+    scores = reference.Scores(None, window)
+    where = (operands["batch"], operands["page_table"], scores, after)
+    wanted = reference.attention(operands["q"], *filled.values(), *where)
+    found = next(each for each in routes_of("attention_reach") if each.name == route)
+    dims = resolve("attention_reach", {key: value for key, value in dims.items() if key != "sinks"})
+    units = with_units(replace(gpu.caps, kind="discrete"))
+    assert found.reason(dims, units) is None
+    runs = found.launch_list(dims, units).dispatches[0]
+    assert runs.kernel.name == f"attention_{route.removesuffix('s')}"
+    if SHAPE not in gpu.caps.matrix_shapes:
+        runs = replace(runs, kernel=replace(runs.kernel, unroll=False))
+    launch_list = reach.with_runs(runs, dims, replace(gpu.caps, kind="discrete"))  # other rows as the device can
+    program = lower(found, dims, units, {**operands, **filled, "image_rows": records}, launch_list=launch_list)
+    if route == "matrix":
+        program = runnable(program, gpu)
+    raw = gpu.run(program)["out"]
+    assert_close(raw.view(np.float32).reshape(wanted.shape), wanted, "attention f16", f"{route}, a window of {window}")
 
 
 @pytest.mark.long

@@ -30,7 +30,9 @@ NONE = 0xFFFF_FFFF
 RUN = 0x8000_0000
 PAGE = 128  # a multiple of every tile of keys: a tile needs one look into the page table
 IMAGE_WORDS, REACH, FEATURE = 8, 3, 4  # of a record of image_rows: its words, and the places of two of them
-RUN_ROWS = 8  # a run is at least so many consecutive rows of one sequence at consecutive positions
+# A run is at least so many consecutive rows of one sequence at consecutive positions, or rows among which are some that
+# see keys after their own.
+RUN_ROWS = 8
 
 # Context classes, by the longest row of a step. Up to so many keys one workgroup takes all keys of a row and a head:
 # for heads of 64 and less, and for longer ones (6.5 µs at 320 keys of 64 on an H200, 7.0 at 384; chunks 6.3 at both).

@@ -270,11 +270,11 @@ _TABLE = (
         {
             **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
             "cache": "f32",
-            **{name: SCORES[name] for name in ("scale", "window", "softcap", "paged")},
+            **{name: default for name, default in SCORES.items() if name != "sinks"},
         },
         formulas.attention_reach,
         cost.attended,
-        dict.fromkeys(cost.CACHES, cost.filled),
+        {**dict.fromkeys(cost.CACHES, cost.filled), "": cost.split},
         (conditions.heads_are_grouped,),
     ),
     Op(

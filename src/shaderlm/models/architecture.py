@@ -602,7 +602,6 @@ class _Build:
         inputs = {"q": q, **caches, "batch": "batch"} | ({"page_table": "page_table"} if step.paged else {})
         images = self.images if self.images and (variant.window or not self.images.in_windows) else None
         if images and images.sees_itself and not step.decode:
-            del dims["context"], dims["runs"]
             self.b.add("attention_reach", dims, {**inputs, "image_rows": "image_rows"}, layer, out=out)
             return self._linear(layer, "attn_output", out)
         if self.architecture.sinks:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import DeviceError, InputError
 from ..gpu.caps import DeviceCaps
-from ..graph.batch import LAST, NONE, PAGE, RUN, RUN_ROWS
+from ..graph.batch import LAST, NONE, PAGE, REACH, RUN, RUN_ROWS
 from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Graph, Node
 from ..graph.ops import resolve
@@ -81,8 +81,9 @@ class SequenceChunk(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Are its rows a run (`graph.batch.RUN_ROWS`)?"""
-        return self.rows >= RUN_ROWS and not self.is_decoding
+        """Are its rows a run (`graph.batch.RUN_ROWS`)? Those of an image that see all of it are one, however few."""
+        sees_image = self.images is not None and bool(self.images.records[:, REACH].any())
+        return (self.rows >= RUN_ROWS or sees_image) and not self.is_decoding
 
     @property
     def row_settings(self) -> Sequence[SamplerSettings]:

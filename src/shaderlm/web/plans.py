@@ -119,7 +119,7 @@ def _image_steps(config: Config, caps: DeviceCaps, most: int, images: ImageRows)
     if images.axes:
         yield from (StepSpec(1, context, cache, decode=True, images=True) for context in classes)
     for rows in sorted({min(rows, most) for rows in IMAGE_ROWS}):
-        # Rows that see all of an image have one kernel, for any number of keys.
+        # Where rows see all of an image, in the class that serves any number of keys: there are few such steps.
         for context in classes[-1:] if images.sees_itself else classes:
             yield StepSpec(rows, context, cache, paged=True, images=True)
             if caps.subgroups and rows > RUN_ROWS:

@@ -372,22 +372,25 @@ def _has_room(dims: Dims, caps: DeviceCaps, split: SplitKernel) -> bool:
 _TILES = ((32, 64), (32, 32), (16, 64), (16, 32))
 
 
-def tile(dims: Dims, caps: DeviceCaps, rows: int, keys: int) -> Dispatch:
+SEES_BEFORE, SEES_IMAGE = "attention/sees_before", "attention/sees_image"  # which keys the rows of a run see
+
+
+def tile(dims: Dims, caps: DeviceCaps, rows: int, keys: int, sees: str = SEES_BEFORE) -> Dispatch:
     """The rows of runs, so many at a time by one workgroup."""
     return Dispatch(
-        _kernel("attention_tile", dims, "attention/segments", score_files(dims)[1]),
+        _kernel("attention_tile", dims, "attention/segments", sees, score_files(dims)[1]),
         ceil_div(dims["tokens"], rows) * dims["Hq"],
         {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "scale": scale_of(dims)},
         {"ROWS": rows, "KEYS": keys, "QUADS": quads(dims), **score_constants(dims)},
     )
 
 
-def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
+def first_tile(dims: Dims, caps: DeviceCaps, sees: str = SEES_BEFORE) -> Dispatch | None:
     """With the first tile that this device has room for; None where there is none, or no run can be."""
     if not dims["runs"] or dims["tokens"] < RUN_ROWS or _few_barriers(caps):
         return None
     for rows, keys in _TILES:
-        dispatch = tile(dims, caps, rows, keys)
+        dispatch = tile(dims, caps, rows, keys, sees)
         if quads(dims) <= keys and over_limits(LaunchList((dispatch,), {}), caps) is None:
             return dispatch
     return None
@@ -443,7 +446,7 @@ def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> Lau
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    return launch_list_with(_tile(dims, caps), dims, caps)
+    return launch_list_with(first_tile(dims, caps), dims, caps)
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

@@ -131,14 +131,16 @@ fn sums_at(first_pair: u32, columns: u32, r: u32, n: u32) -> u32 {
 // The rows segment.x … segment.y − 1 of the batch, of one sequence at consecutive positions; `t` is the first of the tile.
 fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
     let row = batch_row(segment.x);
-    let last = min(row_position(row, segment.y - 1u - segment.x), pool_rows() - 1u);
+    let last = min(row_last_key(row, segment.x, segment.y - 1u), pool_rows() - 1u);
     let subgroup = lane / SUBGROUP;
     let columns = subgroup % COLUMN_GROUPS;
     let first_pair = subgroup / COLUMN_GROUPS * (ROW_TILES * MATRIX_M);  // of this subgroup
     let pair = lane / LANES;                                      // of this lane, in softmax
     let part = lane % LANES;
     let token = t + pair / GROUP;
-    let position = row_position(row, token - segment.x);  // pairs that are not of the segment compute what nobody stores
+    // Pairs that are not of the segment compute what nobody stores.
+    let position = row.position + (token - segment.x);
+    let own_last = row_last_key(row, segment.x, token);
 
     let divisor = stage_queries(t, kv_head, lane);
     if (lane == 0u) {
@@ -244,7 +246,7 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
             }
         }
         if (next > row.position + 1u) {
-            let end = vec4<u32>(min(position, last));
+            let end = vec4<u32>(min(own_last, last));
             let lowest = vec4<f32>(LOWEST / divisor);
             for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
                 let c = first + 8u * (i * LANES + part) + vec4<u32>(0u, 1u, 2u, 3u);

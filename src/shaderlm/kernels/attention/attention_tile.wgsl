@@ -122,12 +122,13 @@ fn add_values(sums: Tile, lane: u32) -> Tile {
     return tile;
 }
 
-fn seen(scores: vec4<f32>, keys: vec4<u32>, position: u32) -> vec4<f32> {
+// Of a row at a position, up to its last key.
+fn seen(scores: vec4<f32>, keys: vec4<u32>, position: u32, end: u32) -> vec4<f32> {
     if (WINDOW > 0u) {
         let within_window = keys + WINDOW > vec4<u32>(position);
-        return select(vec4<f32>(-3.4e38), capped4(scores), (keys <= vec4<u32>(position)) & within_window);
+        return select(vec4<f32>(-3.4e38), capped4(scores), (keys <= vec4<u32>(end)) & within_window);
     }
-    return select(vec4<f32>(-3.4e38), capped4(scores), keys <= vec4<u32>(position));
+    return select(vec4<f32>(-3.4e38), capped4(scores), keys <= vec4<u32>(end));
 }
 
 fn largest_of(scores: vec4<f32>) -> f32 {
@@ -154,10 +155,14 @@ fn store(slice: u32, sums: Tile, totals: vec4<f32>, t: u32, segment: vec2<u32>, 
 fn attend_segment(t: u32, segment: vec2<u32>, head: u32, lane: u32) {
     let row = batch_row(segment.x);
     let kv_head = head / (params.heads / params.kv_heads);
-    let last = min(row.position + (segment.y - 1u - segment.x), pool_rows() - 1u);
+    let last = min(row_last_key(row, segment.x, segment.y - 1u), pool_rows() - 1u);
     let own = t + lane / COLUMNS * 4u;  // the first of this thread's four rows
     // Rows that are not of the segment compute what nobody stores.
     let positions = row.position + (vec4<u32>(own, own + 1u, own + 2u, own + 3u) - segment.x);
+    let ends = vec4<u32>(
+        row_last_key(row, segment.x, own), row_last_key(row, segment.x, own + 1u),
+        row_last_key(row, segment.x, own + 2u), row_last_key(row, segment.x, own + 3u),
+    );
     var tops = vec4<f32>(-3.4e38);
     var totals = vec4<f32>();
     if (SINKS) {
@@ -198,8 +203,8 @@ fn attend_segment(t: u32, segment: vec2<u32>, head: u32, lane: u32) {
         }
         let keys = first + lane % COLUMNS * 4u + vec4<u32>(0u, 1u, 2u, 3u);
         scores = Tile(
-            seen(scores.a, keys, positions.x), seen(scores.b, keys, positions.y),
-            seen(scores.c, keys, positions.z), seen(scores.d, keys, positions.w),
+            seen(scores.a, keys, positions.x, ends.x), seen(scores.b, keys, positions.y, ends.y),
+            seen(scores.c, keys, positions.z, ends.z), seen(scores.d, keys, positions.w, ends.w),
         );
         columns[lane] = vec4<f32>(
             largest_of(scores.a), largest_of(scores.b), largest_of(scores.c), largest_of(scores.d),

@@ -13,7 +13,7 @@ from ...graph.batch import PAGE, RUN_ROWS
 from ..linear.matrix import matrix_constants, matrix_shape, units_unsupported_reason
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, over_limits
 from ..wgsl import Constant, Kernel
-from .attention import PACK, batch_files, launch_list_with, scale_of, score_constants, score_files
+from .attention import PACK, SEES_BEFORE, batch_files, launch_list_with, scale_of, score_constants, score_files
 
 _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 
@@ -64,9 +64,9 @@ def _group(dims: Dims) -> int:
     return int(dims["Hq"] // dims["Hkv"])
 
 
-def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int) -> Dispatch:
+def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int, sees: str = SEES_BEFORE) -> Dispatch:
     """The rows of runs with this tile, on a device with subgroups of so many lanes."""
-    include = ("attention/segments", *batch_files(dims), *score_files(dims))
+    include = ("attention/segments", sees, *batch_files(dims), *score_files(dims))
     rows = tile.row_groups * tile.pairs // _group(dims)
     return Dispatch(
         Kernel("attention/attention_matrix", include, _NEEDS, unroll=True),
@@ -76,20 +76,21 @@ def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int) -> Dispatch
     )
 
 
-def _usable(dims: Dims, caps: DeviceCaps) -> list[Dispatch]:
+def usable(dims: Dims, caps: DeviceCaps, sees: str = SEES_BEFORE) -> list[Dispatch]:
     """With every tile that fits the shape and this device, the fastest first."""
     shape, lanes = matrix_shape(caps), caps.subgroup_max
     if shape is None or not lanes:
         return []
-    dispatches = [run_rows(tile, dims, shape, lanes) for tile in TILES if tile.fits(dims, shape, lanes)]
+    dispatches = [run_rows(tile, dims, shape, lanes, sees) for tile in TILES if tile.fits(dims, shape, lanes)]
     return [dispatch for dispatch in dispatches if over_limits(LaunchList((dispatch,), {}), caps) is None]
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    return launch_list_with(next(iter(_usable(dims, caps)), None), dims, caps)
+    return launch_list_with(next(iter(usable(dims, caps)), None), dims, caps)
 
 
-def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why the rows of runs are not multiplied by matrix units."""
     reason = units_unsupported_reason(caps)
     if reason:
         return reason
@@ -99,7 +100,7 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return "it is for runs, of which there are none"
     if dims["cache"] != "f16":
         return f"it reads a cache of f16, the cache is {dims['cache']}"
-    if not _usable(dims, caps):
+    if not usable(dims, caps):
         return f"heads of {dims['D']} values, {_group(dims)} for a kv head, fit no tile"
     return None
 
@@ -109,7 +110,7 @@ ROUTES: tuple[Route, ...] = (
         "attention",
         "matrix",
         _launch_list,
-        _unsupported_reason,
+        unsupported_reason,
         PACK,
         exact=False,
         prefer=lambda dims, caps: True,

@@ -1,5 +1,5 @@
 // Segments of a tile of rows: rows of one sequence at consecutive positions. Needs: shared/batch, attention/served_rows.
-// Exports: left_alone(row): rows of no run, end_of_segment(first, end), row_position(row, i). Same as segments_spans.
+// Exports: left_alone(row): rows of no run, end_of_segment(first, end). Same as segments_spans.
 
 // Is row t the one that follows `row`, t − first rows further on?
 fn follows(t: u32, row: Row, first: u32) -> bool {
@@ -24,11 +24,6 @@ fn end_of_segment(first: u32, end: u32) -> u32 {
         t = t + 1u;
     }
     return t;
-}
-
-// The last key that the i-th row of a segment sees.
-fn row_position(row: Row, i: u32) -> u32 {
-    return row.position + i;
 }
 
 fn left_alone(row: Row) -> bool {

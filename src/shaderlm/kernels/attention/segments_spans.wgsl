@@ -1,5 +1,5 @@
 // Segments of a tile of rows: rows of one span, which see all of it. Needs: shared/batch, attention/served_rows. Same as segments.
-// Exports: left_alone(row): rows that see nothing, end_of_segment(first, end), row_position(row, i).
+// Exports: left_alone(row): rows that see nothing, end_of_segment(first, end), row_last_key(row, first, t).
 
 fn end_of_segment(first: u32, end: u32) -> u32 {
     let row = batch_row(first);
@@ -14,8 +14,8 @@ fn end_of_segment(first: u32, end: u32) -> u32 {
     return t;
 }
 
-// The last key that the i-th row of a segment sees.
-fn row_position(row: Row, i: u32) -> u32 {
+// The last key that row t sees, of a segment whose first row is `row`, the one with number `first`.
+fn row_last_key(row: Row, first: u32, t: u32) -> u32 {
     return row.position;
 }
 

@@ -992,8 +992,7 @@ class Runner {
     const most = Math.min(left, this.maxRows);
     const rows = images ? images.whole(position, most) : most;
     const marked = Boolean(images?.marks(position, rows));
-    const { run_rows } = this.variant;
-    const any = run_rows !== null && rows >= run_rows;
+    const any = rows >= (this.variant.run_rows ?? Infinity);
     const fits = (body) =>
       body.rows >= (marked ? Math.max(rows, 2) : rows) &&
       (any || body.keys >= position + rows) &&
@@ -1025,12 +1024,12 @@ class Runner {
   }
 
   /** The records of rows of the sequence, from a position on; `ids` null: of the token that was sampled last. */
-  writeBatch(ids, position, rows, bucket, gives) {
+  writeBatch(ids, position, rows, bucket, gives, images) {
     const [LAST, NONE, RUN] = [0x80000000, 0xffffffff, 0x80000000];
     const batch = this.batch.fill(0, 0, 4 * (1 + bucket));
     batch[0] = rows;
     batch[1] = gives ? 1 : 0;
-    const run = this.variant.run_rows !== null && rows >= this.variant.run_rows ? RUN : 0;
+    const run = images || rows >= (this.variant.run_rows ?? Infinity) ? RUN : 0; // or an image
     const pages = (this.tableFirst | run) >>> 0;
     for (let row = 0; row < bucket; row++) {
       const at = 4 * (row + 1);
@@ -1103,7 +1102,7 @@ class Sequence {
       if (before.length === 2) await runner.orFailure(before.shift()); // an abort need not wait for more
       if (signal?.aborted) break;
       report({ stage: "prompt", done: position, total: ids.length });
-      runner.writeBatch(ids, position, rows, body.rows, last);
+      runner.writeBatch(ids, position, rows, body.rows, last, body.images);
       if (body.images) images.write(runner, position, rows);
       if (last) runner.write("outputs", sampler.record(rows - 1));
       const pending = runner.submit(programs, last, { most: DISPATCHES });
