@@ -18,7 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shaderlm.compile.lowering import Lowering
 from shaderlm.errors import InputError
+from shaderlm.gpu import Device, Program
+from shaderlm.graph import interpret
+from shaderlm.models.vision import patches_graph, patches_inputs
 from shaderlm.vision import MAX_PIXELS, Picture, Processor, open_picture
 
 from .tiers import runs_by_default
@@ -363,6 +367,34 @@ def test_tiles(size: tuple[int, int]) -> None:
     assert len(layout.tiles) == rows * columns + 1
     assert layout.tokens == 4 * len(layout.tiles)
     assert layout.sizes[1] == (32 * max(1, rows), 32 * max(1, columns))
+
+
+# Whole tiles, which nothing has to be resized for; and bytes that end within a word.
+@pytest.mark.parametrize("size", [(64, 64), (51, 33), (64, 7)])
+def test_bytes_of_pixels_become_patches(size: tuple[int, int], device: Device) -> None:
+    """The first op that reads them makes numbers of them, also where stages are put together."""
+    processor = _processor(sizing="tiles", side=32, longest=64, mean=(0.4, 0.5, 0.6))
+    layout = processor.layout(*size)
+    graph = patches_graph(layout, processor)
+    readers = [node for node in graph.nodes if "pixels" in node.inputs.values()]
+    assert {node.op for node in readers} == {"resize"}
+    assert [node for node in graph.nodes if node.dims.get("bytes")] == readers
+    pixels = np.random.default_rng(1).integers(0, 256, (*layout.source, 3), np.uint8)
+    if layout.sizes[0] == layout.source:
+        tile = (pixels[:8, :8].transpose(2, 0, 1).reshape(-1) / 255 - np.repeat([0.4, 0.5, 0.6], 64)) / 0.5
+        whole = interpret.run(graph, {"pixels": pixels, **patches_inputs(layout, processor)})["patches"]
+        np.testing.assert_allclose(whole[0], tile, atol=1e-6)
+    inputs: dict[str, Any] = {"pixels": np.pad(pixels.reshape(-1), (0, -pixels.size % 4))}
+    inputs |= patches_inputs(layout, processor)
+    plan = Lowering(device.caps).plan("pixels", graph)
+    contents = {
+        name: np.array(spec.words, np.uint32) if spec.role == "params" else inputs.get(name, spec.nbytes)
+        for name, spec in plan.buffers.items()
+    }
+    assert contents["pixels"].nbytes == plan.buffers["pixels"].nbytes
+    made = device.run(Program(contents, plan.program.steps, plan.outputs))["patches"].view(np.float32)
+    wanted = interpret.run(graph, {**inputs, "pixels": pixels})["patches"]
+    np.testing.assert_allclose(made.reshape(wanted.shape), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gemma3-vision", "qwen3vl", "smolvlm"])

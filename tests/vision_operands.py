@@ -23,7 +23,7 @@ def _normal(rng: Rng, *shape: int) -> NDArray[np.float32]:
 
 def resize(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     """`taps` follows from the sizes: the case has as many as the cubic filter wants."""
-    x = rng.integers(0, 256, (d["outer"], d["size"], d["inner"])).astype(np.float32)
+    x = rng.integers(0, 256, (d["outer"], d["size"], d["inner"])).astype(np.uint8 if d["bytes"] else np.float32)
     first, weights = vision.resize_weights(d["size"], d["to"], "bicubic")
     assert weights.shape[1] == d["taps"], weights.shape
     return {"x": x, "first": first, "weights": weights}, {"out": vision.resize(x, first, weights)}
@@ -37,7 +37,7 @@ def concat(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
 def patches(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     """Of a square picture, wherever they begin."""
     side = int((d["count"] // 3) ** 0.5)
-    x = rng.integers(0, 256, d["count"]).astype(np.float32)
+    x = rng.integers(0, 256, d["count"]).astype(np.uint8 if d["bytes"] else np.float32)
     corners = rng.integers(0, side - d["patch"] + 1, (d["tokens"], 2)) @ [3 * side, 3]
     corners = np.stack([corners, np.full(d["tokens"], 3 * side)], axis=1).astype(np.uint32)
     factors = _normal(rng, 6)

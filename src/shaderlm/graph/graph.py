@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import KernelError
 from .ops import OPS, resolve
 
-_BYTES = {"f32": 4, "u32": 4, "f16": 2}
+_BYTES = {"f32": 4, "u32": 4, "f16": 2, "u8": 1}
 
 Role = Literal["input", "weight", "table", "state", "recurrent", "hidden"]
 

@@ -307,12 +307,12 @@ _TABLE = (
         formulas.put_features,
         cost.per_value(1, "tokens", "K"),
     ),
-    # Images: what makes features of pixels.
+    # Images: what makes features of pixels. `bytes`: those of x have 8 bits.
     Op(
         "resize",
         "Σ_j weights[i, j] · x[o, first[i] + j, c], as a whole number 0 … 255, for out[o, i, c]",
         ("x", "first", "weights"),
-        dict.fromkeys(("outer", "size", "inner", "to", "taps"), REQUIRED),
+        {**dict.fromkeys(("outer", "size", "inner", "to", "taps"), REQUIRED), "bytes": False},
         formulas.resize,
         cost.per_value(2, "outer", "to", "inner", "taps"),
     ),
@@ -328,7 +328,11 @@ _TABLE = (
         "patches",
         "x[corner of patch p + y · stride + 3 · i + c] · factors[c] + factors[3 + c], by c, y, i; then zeros",
         ("x", "corners", "factors"),
-        {**dict.fromkeys(("tokens", "patch", "count"), REQUIRED), "width": lambda dims: 3 * dims["patch"] ** 2},
+        {
+            **dict.fromkeys(("tokens", "patch", "count"), REQUIRED),
+            "width": lambda dims: 3 * dims["patch"] ** 2,
+            "bytes": False,
+        },
         formulas.patches,
         cost.per_value(6, "tokens", "patch", "patch"),
     ),

@@ -117,7 +117,7 @@ class GpuTower:
 
     def _write_inputs(self, pixels: NDArray[np.uint8], layout: Layout) -> None:
         """Pixels, and what follows from the layout unless it is there from the picture before."""
-        inputs: dict[str, NDArray[Any]] = {"pixels": pixels.astype(np.float32)}
+        inputs: dict[str, NDArray[Any]] = {"pixels": pixels}
         if layout != self._layout:
             inputs |= patches_inputs(layout, self.tower.processor)
             inputs |= tower_inputs(self.tower, layout) | _levels_inputs(self.tower, layout.tokens)

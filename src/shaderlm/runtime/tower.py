@@ -85,7 +85,7 @@ class NumpyTower:
         """What the tower reads of a picture, [patches, 3 · patch²]."""
         inputs = patches_inputs(layout, self.tower.processor)
         graph = patches_graph(layout, self.tower.processor)
-        out = interpret.run(graph, {"pixels": pixels.astype(np.float32), **inputs})["patches"]
+        out = interpret.run(graph, {"pixels": pixels, **inputs})["patches"]
         return np.asarray(out, np.float32)
 
     def features(self, patches: F32, layout: Layout) -> F32:

@@ -110,11 +110,13 @@ def _vision(variant: DeviceVariant, buffers: _Buffers, shaders: Shaders) -> dict
         own = _TowerBuffers(buffers)
         dispatches = _dispatches(plan, own, shaders)
         towers.append({"patches": count, "buffers": own.listed, "dispatches": dispatches})
-    launches = {launch.op: launch for launch in variant.vision.pixels.launches}
     pixels = {
-        op: [shaders.add(launch.step.source, tuple(slot.access for slot in launch.step.slots)), launch.workgroup_size]
-        for op, launch in launches.items()
-        if op in ("resize", "patches")
+        f"{launch.op}_bytes" if launch.dims["bytes"] else launch.op: [
+            shaders.add(launch.step.source, tuple(slot.access for slot in launch.step.slots)),
+            launch.workgroup_size,
+        ]
+        for launch in variant.vision.pixels.launches
+        if launch.op in ("resize", "patches")
     }
     return {"pixels": pixels, "towers": towers}
 

@@ -1,4 +1,5 @@
 // out[p, (c, y, i)] = x[corner of patch p + y · stride + 3 · i + c] · factors[c] + factors[3 + c]; zeros up to the width
+// x is f32 or bytes: that is included.
 // Grid: one thread per value of out, folded.
 
 const WG: u32 = 64u;
@@ -9,7 +10,7 @@ struct Params {
     width: u32,  // values of a row of out, 3 · patch² or more
 }
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;               // pictures, [rows, columns, 3] each
+@group(0) @binding(0) var<storage, read> x: array<u32>;               // pictures, [rows, columns, 3] each
 @group(0) @binding(1) var<storage, read> corners: array<vec2<u32>>;   // [tokens]: the first value, values of a row
 @group(0) @binding(2) var<storage, read> factors: array<f32>;         // [6]
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;       // [tokens, width]
@@ -36,5 +37,5 @@ fn main(
     let y = value % area / params.side;
     let i = value % params.side;
     let at = corners[p].x + y * corners[p].y + 3u * i + c;
-    out[index] = x[min(at, arrayLength(&x) - 1u)] * factors[c] + factors[3u + c];
+    out[index] = pixel_value(at) * factors[c] + factors[3u + c];
 }

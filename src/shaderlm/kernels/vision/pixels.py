@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, LaunchList, Route, covering, f32
+from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, covering, f32
 from ..wgsl import Kernel
+
+
+def _pixels(count: int, dims: Dims) -> int:
+    """Bytes of so many values of pixels: whole words."""
+    return 4 * ceil_div(count, 4) if dims["bytes"] else f32(count)
+
+
+def _reading_pixels(path: str, threads: int, params: Mapping[str, int | float], dims: Dims) -> Dispatch:
+    return covering(Kernel(path, ("vision/pixel_values",)), threads, params, {"BYTES": dims["bytes"]})
 
 
 def _resize(dims: Dims, caps: DeviceCaps) -> LaunchList:
     size, inner, to, taps = (dims[name] for name in ("size", "inner", "to", "taps"))
     count = dims["outer"] * to * inner
     params = {"count": count, "size": size, "inner": inner, "to": to, "taps": taps}
-    buffers = {"x": f32(dims["outer"] * size * inner), "first": f32(to), "weights": f32(to * taps), "out": f32(count)}
-    return LaunchList((covering(Kernel("vision/resize"), count, params),), buffers)
+    buffers = {"x": _pixels(dims["outer"] * size * inner, dims), "first": f32(to), "weights": f32(to * taps)}
+    return LaunchList((_reading_pixels("vision/resize", count, params, dims),), {**buffers, "out": f32(count)})
 
 
 def _concat(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -24,8 +35,9 @@ def _concat(dims: Dims, caps: DeviceCaps) -> LaunchList:
 def _patches(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, width = dims["tokens"], dims["width"]
     params = {"tokens": tokens, "side": dims["patch"], "width": width}
-    buffers = {"x": f32(dims["count"]), "corners": f32(2 * tokens), "factors": f32(6), "out": f32(tokens * width)}
-    return LaunchList((covering(Kernel("vision/patches"), tokens * width, params),), buffers)
+    buffers = {"x": _pixels(dims["count"], dims), "corners": f32(2 * tokens), "factors": f32(6)}
+    buffers["out"] = f32(tokens * width)
+    return LaunchList((_reading_pixels("vision/patches", tokens * width, params, dims),), buffers)
 
 
 ROUTES: tuple[Route, ...] = (

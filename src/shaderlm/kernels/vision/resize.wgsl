@@ -1,5 +1,5 @@
 // out[o, i, c] = Σ_j weights[i, j] · x[o, first[i] + j, c], rounded to a whole number from 0 to 255
-// Weights are multiples of a power of two, so that no sum is rounded: all devices agree.
+// x is f32 or bytes: that is included. Weights are multiples of a power of two, so that no sum is rounded: all devices agree.
 // Grid: one thread per value of out, folded.
 
 const WG: u32 = 64u;
@@ -12,7 +12,7 @@ struct Params {
     taps: u32,
 }
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;          // [outer, size, inner]
+@group(0) @binding(0) var<storage, read> x: array<u32>;          // [outer, size, inner]
 @group(0) @binding(1) var<storage, read> first: array<u32>;      // [to]
 @group(0) @binding(2) var<storage, read> weights: array<f32>;    // [to, taps]
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;  // [outer, to, inner]
@@ -35,7 +35,7 @@ fn main(
     var sum = 0.0;
     for (var j = 0u; j < params.taps; j = j + 1u) {
         let at = (o * params.size + min(start + j, params.size - 1u)) * params.inner + c;
-        sum = sum + weights[i * params.taps + j] * x[at];
+        sum = sum + weights[i * params.taps + j] * pixel_value(at);
     }
     out[index] = clamp(floor(sum + 0.5), 0.0, 255.0);
 }

@@ -27,11 +27,14 @@ class _Axis(NamedTuple):
 
 
 def _axes(layout: Layout, stage: int, processor: Processor) -> Iterator[_Axis]:
-    """Columns first, then rows, as far as the size changes."""
+    """Columns first, then rows, as far as the size changes.
+
+    Where stages are put together they are numbers: columns of the picture are resized to the same size.
+    """
     rows, columns = layout.sizes[stage - 1] if stage else layout.source
     height, width = layout.sizes[stage]
     uncut = layout.uncut or (height, width)
-    if (columns, uncut[1]) != (width, width):
+    if (columns, uncut[1]) != (width, width) or (not stage and layout.tile_grid != (0, 0)):
         weights = _resized_and_cut(columns, uncut[1], width, processor)
         yield _Axis(f"resized.{stage}.columns", rows, columns, 3, width, *weights)
     if (rows, uncut[0]) != (height, height):
@@ -49,9 +52,9 @@ def _resized_and_cut(
 
 
 def patches_graph(layout: Layout, processor: Processor) -> Graph:
-    """pixels [rows, columns, 3], 0 … 255 → patches [n, 3 · patch²] of a layout, shifted and scaled."""
+    """pixels [rows, columns, 3], bytes → patches [n, 3 · patch²] of a layout, shifted and scaled."""
     b = Builder()
-    x = b.tensor("pixels", *layout.source, 3, role="input")
+    x = pixels = b.tensor("pixels", *layout.source, 3, role="input", format="u8")
     b.tensor("corners", layout.patches, 2, role="input", format="u32")
     b.tensor("factors", 6, role="input")
     stages = []
@@ -60,8 +63,8 @@ def patches_graph(layout: Layout, processor: Processor) -> Graph:
             out = b.tensor(f"{axis.name}.out", axis.outer, axis.to, axis.inner)
             first = b.tensor(f"{axis.name}.first", axis.to, role="input", format="u32")
             weights = b.tensor(f"{axis.name}.weights", axis.to, axis.weights.shape[1], role="input")
-            dims = {"outer": axis.outer, "size": axis.size, "inner": axis.inner, "to": axis.to}
-            dims["taps"] = axis.weights.shape[1]
+            dims: dict[str, Any] = {"outer": axis.outer, "size": axis.size, "inner": axis.inner, "to": axis.to}
+            dims |= {"taps": axis.weights.shape[1], "bytes": x == pixels}
             b.add("resize", dims, {"x": x, "first": first, "weights": weights}, "pixels", out=out)
             x = out
         stages.append((x, 3 * size[0] * size[1]))
@@ -74,7 +77,7 @@ def patches_graph(layout: Layout, processor: Processor) -> Graph:
         x, count = both, count + more
     width = whole_blocks(3 * layout.patch**2)
     out = b.tensor("patches", layout.patches, width)
-    dims = {"tokens": layout.patches, "patch": layout.patch, "count": count, "width": width}
+    dims = {"tokens": layout.patches, "patch": layout.patch, "count": count, "width": width, "bytes": x == pixels}
     b.add("patches", dims, {"x": x, "corners": "corners", "factors": "factors"}, "pixels", out=out)
     return b.graph(out)
 

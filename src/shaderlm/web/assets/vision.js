@@ -35,10 +35,10 @@ class Picture {
     Object.assign(this, { key, width, height, rgba, forget });
   }
 
-  /** RGB of some rows, as numbers 0 … 255. Transparent parts are white. */
+  /** RGB of some rows, a byte each, and zeros up to whole words. Transparent parts are white. */
   rows(top, count) {
     const data = this.rgba(top, count);
-    const pixels = new Float32Array(3 * this.width * count);
+    const pixels = new Uint8Array(4 * Math.ceil((3 * this.width * count) / 4));
     for (let i = 0, at = 0; i < data.length; i += 4) {
       const alpha = data[i + 3];
       const white = 255 * (255 - alpha) + 127;
@@ -322,11 +322,11 @@ class Tower {
   }
 
   /** One axis of [outer, size, inner]; `first` and `weights` are those of its outputs. */
-  async #axis(x, out, [outer, size, inner], { first, weights, taps }) {
+  async #axis(x, out, [outer, size, inner], { first, weights, taps }, op = "resize") {
     const to = first.length;
     const tables = [{ buffer: await this.#buffer(first) }, { buffer: await this.#buffer(weights) }];
     const count = outer * to * inner;
-    await this.#run("resize", count, [x, ...tables, out], [count, size, inner, to, taps]);
+    await this.#run(op, count, [x, ...tables, out], [count, size, inner, to, taps]);
   }
 
   /** The buffers of all stages. */
@@ -362,13 +362,15 @@ class Tower {
   /** The first stage, some rows at a time: all pixels of a large picture would not fit one binding. */
   async #fromPixels(picture, [height, width]) {
     const [rows, columns] = [picture.height, picture.width];
-    const { down, across } = this.#tables([rows, columns], [height, width]);
+    const { down, ...tables } = this.#tables([rows, columns], [height, width]);
+    // The first axis makes numbers of bytes, whether its size changes or not.
+    const across = tables.across ?? (down ? null : resizeWeights(width, width, this.about.processor.filter));
     const result = await this.#buffer(12 * height * width);
     // Where a binding begins must be a multiple of 256 bytes.
     let unit = 1;
     while ((12 * width * unit) % 256) unit *= 2;
     const read = (a, b) => (down ? [down.first[a], Math.min(rows, down.first[b - 1] + down.taps)] : [a, b]);
-    const bytes = ([begin, end]) => 12 * columns * (end - begin);
+    const bytes = ([begin, end]) => Math.max(3 * columns, 12 * width) * (end - begin); // of pixels, and of resized rows
     for (let a = 0, b; a < height; a = b) {
       b = Math.min(height, a + unit);
       while (b < height && bytes(read(a, Math.min(height, b + unit))) <= BAND_BYTES) b = Math.min(height, b + unit);
@@ -379,17 +381,13 @@ class Tower {
       if (across) {
         const shape = [end - begin, columns, 3];
         const middle = down ? { buffer: await this.#buffer(12 * width * (end - begin)) } : out;
-        await this.#axis(x, middle, shape, across);
+        await this.#axis(x, middle, shape, across, "resize_bytes");
         x = middle;
       }
       if (down) {
         const { taps } = down;
         const part = { first: down.first.slice(a, b).map((at) => at - begin), weights: down.weights.slice(a * taps, b * taps), taps };
-        await this.#axis(x, out, [1, end - begin, 3 * width], part);
-      } else if (!across) {
-        const encoder = this.runner.device.createCommandEncoder();
-        encoder.copyBufferToBuffer(x.buffer, 0, result, out.offset, out.size);
-        this.runner.queue.submit([encoder.finish()]);
+        await this.#axis(x, out, [1, end - begin, 3 * width], part, across ? "resize" : "resize_bytes");
       }
       for (const buffer of this.made.splice(kept)) buffer.destroy();
     }
