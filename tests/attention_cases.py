@@ -79,6 +79,7 @@ _WINDOWS = ((0, 5, 1), (1, 127, 1), (2, 128, 1), (3, 700, 1), (4, 300, 12), (5, 
 _SCORES: tuple[tuple[int, float, bool, tuple[int, int, int], int, str, tuple[Stretch, ...], str], ...] = (
     (130, 0.0, False, (4, 2, 8), 1, "split", ((0, 400, 1),), "f32"),
     (600, 0.0, True, (4, 2, 8), 1, "split", ((0, 1400, 1),), "f32"),
+    (512, 0.0, False, (4, 2, 8), 1, "long_split", ((0, 2400, 1),), "f32"),  # a tile of keys, from the middle of a page
     (40, 3.0, True, (6, 2, 8), 27, "split", _WINDOWS, "f32"),
     (0, 2.0, False, (3, 1, 64), 25, "split", _WINDOWS, "f32"),
     (0, 0.0, True, (4, 1, 64), 25, "split", _WINDOWS, "f16"),
@@ -138,6 +139,9 @@ ROWS: list[Row] = [
             (1, 8, 2, 128, 128, False, "f16", 256, "single_pass"),
             (1, 4, 4, 16, 4, True, "f16", 320, "single_pass", 0, 5.0),
             (1, 3, 1, 64, 48, False, "f32", 310, "single_pass", 305),
+            # A window of one tile, at any depth.
+            (1, 2, 1, 128, 128, False, "f16", 1300, "split", 512),
+            (1, 6, 2, 8, 8, False, "f32", 2300, "long_split", 40),
         ],
     ),
     *_rows(
@@ -156,6 +160,8 @@ ROWS: list[Row] = [
             (1, 4, 2, 128, 10, "q4_0", False, "none", False, "f16", 193, "single_pass", 64),
             (1, 1, 1, 64, 10, "q4_0", False, "none", False, "f16", 129, "single_pass", 1),
             (1, 4, 1, 256, 10, "q4_0", False, "none", False, "f16", 200, "single_pass", 70),
+            (1, 2, 1, 64, 10, "q4_0", False, "none", False, "f16", 400, "split", 512),  # before the window is full
+            (1, 2, 1, 64, 10, "q4_0", False, "none", False, "f16", 2300, "long_split", 512),
         ],
     ),
     *_rows(

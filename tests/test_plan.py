@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ UNITS = replace(
     subgroup_reported=32,
     subgroup_max=32,
 )
+H200 = replace(UNITS, name="NVIDIA H200", dot4=True, processors=132)
 SOFTWARE = replace(WEBGPU_DEFAULT, name="software", kind="software", subgroups=True)
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], DeviceCaps]] = {
     "smollm2-135m on a large GPU": (SMOLLM2, {"kind": "q4_1", "formats": {"token_embd": "q8_0"}}, LARGE_GPU),
@@ -122,6 +124,20 @@ def digests(name: str) -> dict[str, str]:
 def test_what_a_device_gets_is_as_recorded(name: str) -> None:
     """As above, for shaders as well. A change of kernels that is meant is recorded with the same command."""
     assert digests(name) == json.loads(DIGESTS.read_text(encoding="utf-8"))[name]
+
+
+@pytest.mark.parametrize(
+    ("context", "local", "last"),
+    # Of a layer with a window and of one without, which make keys and values and which read those of others.
+    [("single_pass", (14, 14), (14, 14)), ("long_split", (14, 16), (14, 15))],
+)
+def test_dispatches_of_a_decode_step(context: str, local: tuple[int, int], last: tuple[int, int]) -> None:
+    """Gemma 4, at the start of a text and past its window of 512, which the depth of a text changes nothing for."""
+    further = {**SYNTHETIC["gemma-4-4b"].further, "attention.shared_kv_layers": 6}
+    made, config = config_of(replace(SYNTHETIC["gemma-4-4b"], layers=12, further=further), "q4_0")
+    launches = Counter(launch.layer for launch in plan_of(made, config, H200, 1, context=context).launches)
+    found = [launches[f"blk.{i}"] for i in range(12)]
+    assert found == [*[local[0]] * 5, local[1], *[last[0]] * 5, last[1]]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,8 +18,10 @@ from ...gpu.caps import DeviceCaps
 from ...graph.batch import (
     CONTEXTS,
     LONG_SPLIT_KEYS,
+    PAGE,
     RUN,
     RUN_ROWS,
+    SINGLE_PASS_TILE,
     SPLIT_KEYS,
     context_class,
     last_key,
@@ -108,6 +110,16 @@ def _of_the_window(dims: Dims) -> Dims:
     return {**dims, "context": min(dims["context"], context, key=CONTEXTS.index)}
 
 
+def one_workgroup(dims: Dims) -> bool:
+    """Does one workgroup take all keys of the one row and a head? A window of one tile is enough, at any depth."""
+    return dims["context"] == "single_pass" or 0 < dims["window"] <= SINGLE_PASS_TILE
+
+
+def window_of_one_row(dims: Dims) -> int:
+    """The window, or 0 where no row of this context class is longer."""
+    return 0 if dims["window"] >= last_key(dims["context"], dims["D"]) else int(dims["window"])
+
+
 def _pool_rows(dims: Dims) -> int:
     return least_pool_rows(dims["paged"], dims["keys"])
 
@@ -191,17 +203,24 @@ def single_pass_constants(dims: Dims, caps: DeviceCaps) -> dict[str, Constant]:
     columns = quads(dims) // parts
     join = caps.subgroup_size // columns if columns & (columns - 1) == 0 else 1
     keys_at_once = lanes // columns
-    most = last_key(dims["context"], dims["D"]) if dims["tokens"] == 1 else _ALL
+    one_row = dims["tokens"] == 1
     return {
         "WG": lanes,
         "QUADS": quads(dims),
         "LANES_PER_KEY": _single_pass_lanes_per_key(dims, caps),
         "PARTS": parts,
         "SUBGROUP": caps.subgroup_size,
-        "MOST": most,
+        "MOST": _most_keys(dims) if one_row else _ALL,
         "JOIN": min(join, keys_at_once) if join and keys_at_once & (keys_at_once - 1) == 0 else 1,
-        **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
+        **score_constants({**dims, "window": window_of_one_row(dims)} if one_row else dims),
     }
+
+
+def _most_keys(dims: Dims) -> int:
+    """The most keys of one row that a workgroup takes, and of pages those before a window that share one with it."""
+    if dims["context"] != "single_pass" and one_workgroup(dims):
+        return int(dims["window"]) + (PAGE if dims["paged"] else 0)
+    return last_key(dims["context"], dims["D"])
 
 
 # One workgroup per row and kv head ----------------------------------------------------------------------------
@@ -435,8 +454,8 @@ def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> Lau
     if not caps.subgroups:
         after, scratch = split_dispatches(dims, caps, split_tree(dims), skipped=skipped)
         return LaunchList((*before, *after), {**buffers, **scratch})
-    one_row, context = dims["tokens"] == 1, dims["context"]
-    if _few_barriers(caps) or (one_row and context == "single_pass"):
+    one_row = dims["tokens"] == 1
+    if _few_barriers(caps) or (one_row and one_workgroup(dims)):
         return LaunchList((*before, single_pass(dims, caps, skipped)), buffers)
     if one_row:
         after, scratch = split_dispatches(dims, caps, _split(dims, caps))

@@ -9,6 +9,7 @@ from ..wgsl import Kernel
 from .attention import (
     PACK_CACHES,
     cache_bytes,
+    one_workgroup,
     quads,
     scale_of,
     score_files,
@@ -52,7 +53,7 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"it takes one token, tokens is {dims['tokens']}"
     if dims["paged"] or dims["sinks"]:
         return "with a page table or sinks it would bind more than ten buffers"
-    if dims["context"] != "single_pass":
+    if not one_workgroup(dims):
         return f"one workgroup takes all keys of a row, the context class is {dims['context']}"
     if quads(dims) & (quads(dims) - 1):
         return f"D must be 4 times a power of two, D is {dims['D']}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...gpu.caps import DeviceCaps
-from ...graph.batch import last_key
 from ..linear import int16, packed
 from ..linear.linear import pack_weight
 from ..route import Dims, Dispatch, LaunchList, Route, f32, filling
 from ..wgsl import Kernel
-from .attention import PACK_CACHES, quads, scale_of, score_constants
+from .attention import PACK_CACHES, quads, scale_of, score_constants, window_of_one_row
 from .measured import JOINED_HEADS
 from .rms_norm_rope_attention import row_buffers
 from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
@@ -40,7 +39,7 @@ def _splits(dims: Dims, caps: DeviceCaps) -> int:
 
 
 def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
-    lanes_per_key, most = _lanes_per_key(dims, caps), last_key(dims["context"], dims["D"])
+    lanes_per_key = _lanes_per_key(dims, caps)
     include = (
         "attention/head_quads", "attention/rotate_quads", "attention/units_octets", "attention/visible", "shared/batch",
     )  # fmt: skip
@@ -51,7 +50,7 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
         "SPLITS": _splits(dims, caps),
         "JOINED": 2 if caps.subgroup_size >= 2 * lanes_per_key else 1,
         "INTERLEAVED": dims["interleaved"],
-        **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
+        **score_constants({**dims, "window": window_of_one_row(dims)}),
     }
     params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"]}
     params |= {name: dims[name] // 4 for name in ("rotary", "q_first", "k_first", "v_first")}
