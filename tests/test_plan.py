@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shaderlm.bench.synthetic import config_of
@@ -23,8 +24,10 @@ from shaderlm.compile.steps import Head, step_plan
 from shaderlm.compile.tuning import Tuning
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import DeviceError, ModelError
-from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
+from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps, MatrixShape, Program
+from shaderlm.graph import interpret
 from shaderlm.graph.batch import CONTEXTS
+from shaderlm.graph.graph import Builder, Graph
 from shaderlm.models.architecture import Architecture
 from shaderlm.models.config import Config, StepSpec
 from shaderlm.models.shapes import SYNTHETIC
@@ -129,7 +132,7 @@ def test_what_a_device_gets_is_as_recorded(name: str) -> None:
 @pytest.mark.parametrize(
     ("context", "local", "last"),
     # Of a layer with a window and of one without, which make keys and values and which read those of others.
-    [("single_pass", (14, 14), (14, 14)), ("long_split", (14, 16), (14, 15))],
+    [("single_pass", (12, 12), (13, 13)), ("long_split", (12, 14), (13, 14))],
 )
 def test_dispatches_of_a_decode_step(context: str, local: tuple[int, int], last: tuple[int, int]) -> None:
     """Gemma 4, at the start of a text and past its window of 512, which the depth of a text changes nothing for."""
@@ -166,6 +169,43 @@ def test_buffers_are_shared_without_anyone_noticing(name: str, fused: bool, kind
             else:
                 holds[slot.buffer] = tensor
     assert checked > 10
+
+
+def _columns(tokens: int) -> Graph:
+    """Columns of what is made, of these columns, and some that begin between two multiples of 256 bytes."""
+    b = Builder()
+    b.tensor("x", tokens, 256, role="input")
+    b.tensor("wide", tokens, 256)
+    b.add("scale", {"tokens": tokens, "count": tokens * 256, "factor": 2.0}, {"x": "x"}, "l", out="wide")
+    for name, of, width, first, count in (
+        ("half", "wide", 256, 64, 192),
+        ("part", "half", 192, 64, 64),
+        ("odd", "wide", 256, 3, 64),
+    ):
+        b.tensor(name, tokens, count)
+        b.add("slice", {"tokens": tokens, "width": width, "first": first, "count": count}, {"x": of}, "l", out=name)
+    for a, other, out in (("part", "odd", "sum"), ("sum", "part", "out")):
+        b.tensor(out, tokens, 64)
+        b.add("add", {"tokens": tokens, "count": tokens * 64}, {"a": a, "b": other}, "l", out=out)
+    return b.graph("out")
+
+
+@pytest.mark.smoke
+def test_columns_of_one_row_are_bound_where_they_lie(device: Device) -> None:
+    caps = replace(device.caps, offset_alignment=256)
+    for tokens, views, slices in ((1, True, 1), (1, False, 3), (2, True, 3)):
+        graph = _columns(tokens)
+        plan = Lowering(caps, views=views).plan("columns", graph)
+        assert Counter(launch.op for launch in plan.launches) == {"scale": 1, "add": 2, "slice": slices}
+        offsets = {slot.offset for step in plan.program.steps for slot in step.slots}
+        assert offsets == ({0, 512} if slices == 1 else {0})
+        contents: dict[str, Any] = {
+            name: np.array(spec.words, np.uint32) if spec.role == "params" else spec.nbytes
+            for name, spec in plan.buffers.items()
+        }
+        x = np.arange(tokens * 256, dtype=np.float32).reshape(tokens, 256)
+        found = device.run(Program({**contents, "x": x}, plan.program.steps, plan.outputs))["out"].view(np.float32)
+        np.testing.assert_array_equal(found[: tokens * 64], interpret.run(graph, {"x": x})["out"].ravel())
 
 
 def test_scratch_is_much_smaller_than_its_tensors() -> None:

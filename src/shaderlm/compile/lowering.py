@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import ModelError, RouteError
@@ -32,10 +33,15 @@ class Routed(NamedTuple):
 
 
 class Lowering:
-    """Routes and lowers nodes; equal nodes of different layers are worked out once."""
+    """Routes and lowers nodes; equal nodes of different layers are worked out once.
 
-    def __init__(self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None) -> None:
-        self.caps, self.precision, self.tuning = caps, precision, tuning
+    `views`: columns of one row are bound where they lie; else every binding is a whole buffer.
+    """
+
+    def __init__(
+        self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None, *, views: bool = True
+    ) -> None:
+        self.caps, self.precision, self.tuning, self.views = caps, precision, tuning, views
         self._routes: dict[Any, Routed] = {}
         self._reasons: dict[Any, str | None] = {}
 
@@ -86,12 +92,17 @@ class Lowering:
         if routes is None:
             check_shapes(graph)
             routes = [self.route(node) for node in graph.nodes]
-        nodes = list(zip(graph.nodes, routes, strict=True))
-        arena = arena_of(graph, [(node, routed.launch_list.buffers) for node, routed in nodes])
+        views = _views(graph, self.caps.offset_alignment) if self.views else {}
+        nodes = [
+            (*_bound(node, views), routed)
+            for node, routed in zip(graph.nodes, routes, strict=True)
+            if views.keys().isdisjoint(node.outputs.values())
+        ]
+        arena = arena_of(graph, [(node, routed.launch_list.buffers) for node, _, routed in nodes])
         work = _Work(self.caps, graph, arena, tables or {})
-        for i, (node, routed) in enumerate(nodes):
+        for i, (node, offsets, routed) in enumerate(nodes):
             for dispatch, share in zip(routed.launch_list.dispatches, routed.shares, strict=True):
-                work.add(i, node, routed, dispatch, share)
+                work.add(i, node, offsets, routed, dispatch, share)
         largest = max((spec.nbytes for spec in work.buffers.values()), default=0)
         needs = Needs(tuple(sorted(work.features)), {**work.limits, "max_binding": largest})
         buffers = dict(sorted(work.buffers.items()))
@@ -112,7 +123,10 @@ class _Work:
         self.limits = dict.fromkeys(names, 0)
         self._params: dict[bytes, str] = {}
 
-    def add(self, index: int, node: Node, routed: Routed, dispatch: Dispatch, share: float) -> None:
+    def add(
+        self, index: int, node: Node, offsets: Mapping[str, int], routed: Routed, dispatch: Dispatch, share: float
+    ) -> None:
+        """A dispatch of a node; `offsets` says where in their buffers some of its operands begin."""
         shader = shader_of(dispatch, self.caps.implementation)
         slots: dict[str, Slot] = {}
         shown: dict[str, str] = {}
@@ -124,7 +138,7 @@ class _Work:
             key = dispatch.bind.get(binding, binding)
             nbytes = routed.launch_list.buffers[key]
             buffer = self._buffer(index, node, routed, key, nbytes)
-            slots[binding] = Slot(buffer, access)
+            slots[binding] = Slot(buffer, access, offsets.get(_operand(node, key), 0))
             if buffer != NONE:
                 tensor = self._tensor(node, key)
                 operands.append((_operand(node, key), _counted(routed.launch_list, dispatch, key, tensor, nbytes)))
@@ -134,7 +148,8 @@ class _Work:
         assert grid is not None, "Route.reason refuses grids that do not fold"
         # What is not there stays apart, so that one shader serves products with and without it.
         operand = {
-            name: (slot.buffer, name if slot.buffer == NONE else shown.get(name)) for name, slot in slots.items()
+            name: (slot.buffer, slot.offset, name if slot.buffer == NONE else shown.get(name))
+            for name, slot in slots.items()
         }
         shader = bound_once(shader, tuple(operand.values()))
         self._count(shader, dispatch, max(grid))
@@ -194,6 +209,29 @@ class _Work:
         }
         for name, value in sizes.items():
             self.limits[name] = max(self.limits[name], value)
+
+
+def _views(graph: Graph, alignment: int) -> dict[str, tuple[str, int]]:
+    """Slices that need no dispatch, by their results: what is bound instead, and from which byte on.
+
+    Neighbouring columns of one row lie together. A binding begins at a multiple of `alignment`.
+    """
+    views: dict[str, tuple[str, int]] = {}
+    for node in graph.nodes:
+        if node.op == "slice" and (node.dims["tokens"], node.dims["step"]) == (1, 1):
+            tensor, offset = views.get(node.inputs["x"], (node.inputs["x"], 0))
+            offset += 4 * node.dims["first"]
+            hidden = graph.tensors[tensor].role == "hidden" and not {tensor, node.out} & {*graph.outputs}
+            if hidden and offset % alignment == 0:
+                views[node.out] = (tensor, offset)
+    return views
+
+
+def _bound(node: Node, views: Mapping[str, tuple[str, int]]) -> tuple[Node, dict[str, int]]:
+    """A node that reads what views are of, and the bytes where these operands begin."""
+    read = {key: views[name] for key, name in node.inputs.items() if name in views}
+    inputs = {**node.inputs, **{key: tensor for key, (tensor, _) in read.items()}}
+    return replace(node, inputs=inputs), {key: offset for key, (_, offset) in read.items()}
 
 
 def shares(launch_list: LaunchList) -> tuple[float, ...]:

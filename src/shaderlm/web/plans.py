@@ -86,7 +86,7 @@ def _shared_weights(variants: Sequence[DeviceVariant]) -> dict[str, BufferSpec]:
 
 
 def _variant(kind: Architecture, config: Config, caps: DeviceCaps, tower: Tower | None) -> DeviceVariant:
-    lowering = Lowering(caps, "fast")
+    lowering = Lowering(caps, "fast", views=False)  # what a browser binds are whole buffers
     most = max_tokens(config, caps)
     bodies, heads = {}, {}
     for step in _steps(config, caps, most):
