@@ -161,18 +161,27 @@ def _scan(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 _MAMBA = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
 _LONGEST = 1 << 20  # the context of files without rope
+_GRANITE_EXPERTS = {"num_local_experts": Keys.LLM.EXPERT_COUNT, "num_experts_per_tok": Keys.LLM.EXPERT_USED_COUNT}
+
+
+def _granite(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: config[name] for name, key in _FACTORS.items()},
+        Keys.Attention.SCALE: config["attention_multiplier"],
+    }
 
 
 def _granite_hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of Granite 4, also where all layers attend: then the file is one of granite, and the rest stays."""
     rotated, kv_heads = config["position_embedding_type"] == "rope", config["num_key_value_heads"]
     return {
+        **_granite(config),
         **_scan(config, *_MAMBA),
-        **{key: config[name] for name, key in _FACTORS.items()},
         Keys.SSM.INNER_SIZE: config["mamba_expand"] * config["hidden_size"],
-        Keys.Attention.SCALE: config["attention_multiplier"],
         Keys.Attention.HEAD_COUNT_KV: [kv_heads if each == "full_attention" else 0 for each in config["layer_types"]],
         Keys.Rope.SCALING_FINETUNED: rotated,
         **({} if rotated else {Keys.LLM.CONTEXT_LENGTH: _LONGEST}),
+        **{key: config[name] for name, key in _GRANITE_EXPERTS.items()},
         # The width of networks that are no experts is that of the shared one; the files of such models say it twice.
         **({} if config["num_local_experts"] else {Keys.LLM.FEED_FORWARD_LENGTH: config["shared_intermediate_size"]}),
     }
@@ -369,12 +378,7 @@ _HOW: Mapping[str, How] = {
             "shared_mlp.input_linear.weight": lambda v: _halves(v, MODEL_TENSOR.FFN_GATE, MODEL_TENSOR.FFN_UP),
             "shared_mlp.output_linear.weight": lambda v: {(MODEL_TENSOR.FFN_DOWN, "weight"): v},
         },
-        more=lambda c: {
-            **{key: c[name] for name, key in _FACTORS.items()},
-            Keys.Attention.SCALE: c["attention_multiplier"],
-            Keys.LLM.FEED_FORWARD_LENGTH: c.get("shared_intermediate_size", c["intermediate_size"]),
-            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: None,
-        },
+        more=lambda c: _granite_hybrid(c) if "layer_types" in c else _granite(c),
     ),
     "nemotron": How(norm_offset=1.0),
     "arcee": How(pairs=True),
@@ -406,9 +410,7 @@ _HOW: Mapping[str, How] = {
                 v, MODEL_TENSOR.FFN_GATE_SHEXP, MODEL_TENSOR.FFN_UP_SHEXP
             ),
         },
-        more=lambda c: (
-            {key: c[name] for name, key in _FACTORS.items()} | {Keys.Attention.SCALE: c["attention_multiplier"]}
-        ),
+        more=_granite,
     ),
     **dict.fromkeys(("qwen2moe", "qwen3moe"), How(parts=_NETWORK)),
     "gpt-oss": How(

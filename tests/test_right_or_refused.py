@@ -24,6 +24,7 @@ from shaderlm.formats.hf.models import MODEL_TYPES
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.models.config import EMBEDDING, OUTPUT, Metadata, StepSpec
 from shaderlm.models.metadata_keys import HARMLESS
+from shaderlm.models.recurrent import SCAN_KEYS
 from shaderlm.models.supported import ARCHITECTURES
 from shaderlm.text import Tokenizer, Vocabulary
 
@@ -112,6 +113,14 @@ IGNORED: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(
         itertools.product(("nemotron_h", "nemotron_h_moe"), ("rope.dimension_count", "rope.freq_base")),
         "positions are not rotated",
+    ),
+    **dict.fromkeys(
+        itertools.product(("granite", "granitemoe"), SCAN_KEYS),
+        "converters of Granite 4 write how recurrent layers would be; tensors of such layers are refused",
+    ),
+    **dict.fromkeys(
+        itertools.product(("granite", "granitehybrid", "granitemoe"), ("deepstack_mapping",)),
+        "without images, no features of them are added",
     ),
     ("nemotron_h_moe", "expert_shared_count"): "the width says it",
     ("stablelm", "use_parallel_residual"): "converters write true where the model does not say; the norms are decisive",
@@ -361,6 +370,30 @@ def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(
                     if computed.outcome(name, file.changed({key: value})) != "same":
                         idle.discard(key)
     assert idle == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("feed_forward_length", [96, 96], "same"),
+        ("deepstack_mapping", [-1, 1], "same"),
+        ("rope.scaling.finetuned", False, "changed"),
+        (
+            "attention.head_count_kv",
+            [2, 1],
+            "granite.attention.head_count_kv must be the same for all layers, the file",
+        ),
+        (
+            "attention.head_count_kv",
+            [2],
+            "granite.attention.head_count_kv must be a whole number from 1 to 4,096, or 2",
+        ),
+        ("expert_shared_feed_forward_length", 64, "must be feed_forward_length, 96, in a file without experts"),
+    ],
+)
+def test_a_key_of_granite_4_without_recurrent_layers(key: str, value: Any, expected: str, computed: Computed) -> None:
+    """Its converter is that of the hybrids: it writes lists, and sizes of layers that the file does not have."""
+    assert expected in computed.outcome("granite-4", in_memory("granite-4").changed({key: value}))
 
 
 # Tensors -------------------------------------------------------------------------------------------------

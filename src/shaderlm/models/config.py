@@ -289,6 +289,9 @@ class StepSpec(NamedTuple):
     images: bool = False
 
 
+_LISTED = ("attention.head_count_kv", "feed_forward_length")  # files may have the number of all layers for each
+
+
 class Metadata:
     """The keys of one architecture, without its name before them: checked as they are read, and kept track of.
 
@@ -316,6 +319,11 @@ class Metadata:
         value = self.get(key, default)
         if key in self._per_layer and isinstance(value, list) and value:
             return max(self.each(key, len(value), maximum))
+        if key in _LISTED and isinstance(value, list):
+            numbers = self.each(key, self.whole("block_count", maximum=1024), maximum)
+            if len(set(numbers)) > 1:
+                raise self.wrong(key, "the same for all layers", value)
+            return numbers[0]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
             raise self.wrong(key, f"a whole number from 1 to {maximum:,}", value)
         return value

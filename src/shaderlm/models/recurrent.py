@@ -17,6 +17,9 @@ _FFN = "feed_forward_length"
 # steps of a scan. Folders have their own, and say whether what a scan gives is normalised.
 _GROUPED, _STEP_LIMITS = "config.grouped_value_heads", "config.time_step_limit"
 _SCAN_NORMALISED = "config.mamba_rms_norm"
+SCAN_KEYS = tuple(
+    f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+)
 
 # Layers that keep a state in place of keys and values, or beside them; layers that are a mixer or a network, and not
 # both; layers that keep a state and have no network.

@@ -15,6 +15,7 @@ from ..errors import ModelError
 from . import gemma4
 from .architecture import GATE_UP, NORMS, QKV, Architecture
 from .config import Config, Factors, Layer, Metadata, Mixture, Sections
+from .recurrent import SCAN_KEYS
 from .windows import all_layers, local_layers
 
 # Functions of rows: what further keys say -----------------------------------------------------------------
@@ -84,22 +85,24 @@ def _gptneox(meta: Metadata, config: Config) -> Config:
 
 
 def _granite(meta: Metadata, config: Config) -> Config:
-    """Factors, where 0 stands for "not set". The logits are divided by theirs."""
-    embedding, residual, logits = (_optional(meta, f"{key}_scale") or 1.0 for key in ("embedding", "residual", "logit"))
-    return replace(config, factors=Factors(embedding, residual, 1 / logits, _optional(meta, "attention.scale")))
+    """Factors, where 0 stands for "not set". The logits are divided by theirs.
 
-
-def _granite_hybrid(meta: Metadata, config: Config) -> Config:
-    """Positions are rotated if rope.scaling.finetuned says so: such a file has no key of its own for that."""
+    Positions are rotated unless rope.scaling.finetuned says no: files have no key of its own for that. Those of Granite
+    4 without recurrent layers say how such layers would be. Only images have features that are added to layers.
+    """
     shared = "expert_shared_feed_forward_length"
     if config.experts is None and meta.get(shared, config.ffn) != config.ffn:
         raise meta.wrong(shared, f"feed_forward_length, {config.ffn}, in a file without experts", meta.get(shared))
-    config, rotated = _granite(meta, config), meta.get("rope.scaling.finetuned", True)
+    for key in ("deepstack_mapping", *(SCAN_KEYS if config.scan is None else ())):
+        meta.get(key)
+    embedding, residual, logits = (_optional(meta, f"{key}_scale") or 1.0 for key in ("embedding", "residual", "logit"))
+    factors = Factors(embedding, residual, 1 / logits, _optional(meta, "attention.scale"))
+    config, rotated = replace(config, factors=factors), meta.get("rope.scaling.finetuned", True)
     if not isinstance(rotated, bool):
         raise meta.wrong("rope.scaling.finetuned", "true or false", rotated)
     if rotated:
         return config
-    layers = tuple(replace(layer, rope=None) for layer in config.per_layer)
+    layers = tuple(replace(layer, rope=None) for layer in config.per_layer or (Layer(),) * config.layers)
     return replace(config, per_layer=layers, rope=replace(config.rope, rotary=0, factors=None))
 
 
@@ -301,7 +304,7 @@ _ROWS = (
         interleaved=True,
         mixer="mamba2",
         mixture=Mixture(always=False, own_width=False, shared="optional"),
-        finalize_config=_granite_hybrid,
+        finalize_config=_granite,
     ),
     # Granite with experts, and in some files a network for all rows beside them. The factors of experts are the softmax
     # over the chosen ones: the same as that over all, made to add up to 1.
