@@ -16,6 +16,7 @@ from shaderlm.graph.fuse import FUSIONS
 from shaderlm.models.config import StepSpec
 from shaderlm.runtime.runner import Runner, SequenceChunk
 
+from .changed import in_memory, logits
 from .qwen3_forward import F64, attend, norm, turn
 from .runners import runner_of
 
@@ -161,6 +162,17 @@ def test_a_shared_network_as_wide_as_an_expert_is_one(kind: str, one_row: bool, 
     wider = runner_of(write_mixture(tmp_path / "wider.gguf", "qwen2moe", kind), None, fusions=fusions)
     reasons = {each.reason for each in wider.graph(StepSpec(3))[1] if each.fusion == "experts_shared"}
     assert reasons == {f"32 × 64 of f32 and {SHARED} × 64 of f32 are not alike"}
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "glm4moe", "lfm2moe"])
+def test_gate_and_up_of_all_experts_in_one_matrix(name: str) -> None:
+    """Converters write it so if they are told to, of any mixture."""
+    file, tensors = in_memory(name), dict[str, NDArray[np.float32] | None]()
+    for gate in [each for each in file.tensors if each.endswith(".ffn_gate_exps.weight")]:
+        up, joint = (gate.replace("_gate_", between) for between in ("_up_", "_gate_up_"))
+        tensors |= {gate: None, up: None, joint: np.concatenate([file.arrays[gate], file.arrays[up]], axis=1)}
+    assert tensors
+    np.testing.assert_array_equal(logits(file.changed(tensors=tensors)), logits(file))
 
 
 def test_vectors_may_be_matrices_of_one_row(tmp_path: Path) -> None:

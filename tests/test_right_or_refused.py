@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -437,12 +437,15 @@ def _shape(file: InMemory, tensor: str) -> tuple[int, ...]:
     return (4,)
 
 
-def _check_added(name: str, stems: Iterable[str], computed: Computed) -> None:
-    """Tensors of these names, in every layer without them, are refused by name or change the logits."""
+def _check_added(name: str, stems: Iterable[str], computed: Computed, described: Collection[str] = ()) -> None:
+    """Tensors of these names, in every layer without them, are refused by name or change the logits.
+
+    Of those that are `described`, the message says what they would change.
+    """
     file = in_memory(name)
     layers = range(file.keys()["block_count"])
     for stem in stems:
-        for tensor in (f"{stem}.weight", f"{stem}.bias", f"{stem}.scale"):
+        for tensor in (f"{stem}.{suffix}" for suffix in ("weight", "bias", "scale", "input_scale")):
             names = sorted({tensor.format(bid=i, xid=0) for i in layers} - set(file.tensors))
             if names:
                 added = {each: checkpoints.weights(each, _shape(file, each)) for each in names}
@@ -453,6 +456,8 @@ def _check_added(name: str, stems: Iterable[str], computed: Computed) -> None:
                 unread = found == "same" and all(re.fullmatch(UNREAD.get(file.own, ""), each) for each in names)
                 named = any(each in found for each in others)
                 assert found == "changed" or unread or named, f"with {names[0]}: {found}"
+                if "does not read" in found and stem in described:
+                    assert re.search(r"does not read: \S+ \(", found), "say in metadata_keys what it would change"
 
 
 def _known(file: InMemory) -> set[str]:
@@ -469,7 +474,7 @@ def _known(file: InMemory) -> set[str]:
 @pytest.mark.parametrize("name", every_third_by_default(NAMES))
 def test_a_tensor_that_is_added(name: str, computed: Computed) -> None:
     known = _known(in_memory(name))
-    _check_added(name, sorted(known | {"a.tensor", "blk.{bid}.a.tensor"}), computed)
+    _check_added(name, sorted(known | {"a.tensor", "blk.{bid}.a.tensor"}), computed, known)
 
 
 @pytest.mark.long

@@ -121,8 +121,9 @@ REFUSED: Mapping[str, Refused] = {
     **_group(
         _EXPERTS,
         "",
-        "experts_per_group leading_dense_block_count moe_every_n_layers moe_latent_size interleave_moe_layer_step",
+        "experts_per_group leading_dense_block_count moe_every_n_layers interleave_moe_layer_step",
     ),
+    "moe_latent_size": Refused("experts read a shorter vector"),
     # Layers
     "use_parallel_residual": Refused("attention and feed-forward network read the same input"),
     "n_deepstack_layers": Refused(_IMAGES),
@@ -197,16 +198,27 @@ def check_keys(meta: Metadata, config: Config) -> None:
 
 # What tensors would change, by a pattern of their names.
 _TENSORS: tuple[tuple[str, str], ...] = (
-    (r"\.scale$", "scales of weights"),
+    (r"\.(input_)?scale$", "scales of weights"),
     (r"attn_sinks", "attention sinks"),
     (r"attn_[qk]_norm", "norms of queries and keys"),
     (r"post_.*norm|attn_output_norm|layer_output_norm", "norms after attention or feed-forward network"),
+    (r"attn_norm_2", "a second norm of what a layer reads"),
+    (r"(ffn_norm|pre_ffw_norm_2)\.weight$", "a norm before the feed-forward network"),
     (r"norm\.bias$", "biases of norms"),
     (r"^output\.bias$", "a bias of the logits"),
-    (r"_exps\b|_shexp\b|ffn_gate_inp", "experts"),
+    (r"ffn_latent_", "experts that read a shorter vector"),
+    (r"_exps\b|_shexp\b|ffn_gate_inp|exp_probs_b", "experts"),
     (r"rope_factors_", "frequencies of longrope"),
+    (r"rope_freqs|attn_rot_embd", "frequencies of positions"),
     (r"attn_qkv", "queries, keys and values in one matrix"),
+    (r"attn_(q|k|v|gate|output)\.weight$", "attention"),
+    (r"ssm_in\b", "all that recurrent layers read, in one matrix"),
+    (r"ssm_|shortconv", "recurrent layers"),
+    (r"ffn_(gate|up|down)\.weight$", "a feed-forward network without experts"),
+    (r"inp_gate|\.proj\b|per_layer_", "embeddings of layers"),
     (r"^cls", "a classifier"),
+    (r"^dense_", "a dense head after the layers"),
+    (r"\.bias$", "biases"),
 )
 _LISTED = 4
 
