@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ModelError, RouteError
 from ..gpu import DeviceCaps, Slot, Step
@@ -17,19 +17,11 @@ from ..kernels.route import WeightPart, buffers_of
 from ..kernels.wgsl import bound_once
 from .placement import Arena, arena_of
 from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role, WeightSource
+from .routed import Routed, shares
+from .split_sums import add_while_rounding
 from .tuning import Tuning
 
 _MAX_ROUTES = 512
-
-
-class Routed(NamedTuple):
-    """A route for a shape, its configuration and launch list, and each dispatch's share of the op's arithmetic."""
-
-    route: Route
-    config: str
-    launch_list: LaunchList
-    shares: tuple[float, ...]
-    weight_parts: Mapping[str, WeightPart]
 
 
 class Lowering:
@@ -92,6 +84,7 @@ class Lowering:
         if routes is None:
             check_shapes(graph)
             routes = [self.route(node) for node in graph.nodes]
+        graph, routes = add_while_rounding(graph, routes, self.caps)
         views = _views(graph, self.caps.offset_alignment) if self.views else {}
         nodes = [
             (*_bound(node, views), routed)
@@ -232,18 +225,6 @@ def _bound(node: Node, views: Mapping[str, tuple[str, int]]) -> tuple[Node, dict
     read = {key: views[name] for key, name in node.inputs.items() if name in views}
     inputs = {**node.inputs, **{key: tensor for key, (tensor, _) in read.items()}}
     return replace(node, inputs=inputs), {key: offset for key, (_, offset) in read.items()}
-
-
-def shares(launch_list: LaunchList) -> tuple[float, ...]:
-    """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
-
-    def streamed(dispatch: Dispatch) -> int:
-        bound = [] if dispatch.idle else buffers_of(dispatch)
-        return sum(launch_list.buffers[key] for key in bound if not large or key in large)
-
-    large = {key for key in launch_list.buffers if key.split(".")[0] in ("weight", *CACHES)}
-    sizes = [streamed(dispatch) for dispatch in launch_list.dispatches]
-    return tuple(size / (sum(sizes) or 1) for size in sizes)
 
 
 def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tensor | None, nbytes: int) -> int:

@@ -112,7 +112,7 @@ def _of_the_window(dims: Dims) -> Dims:
 
 def one_workgroup(dims: Dims) -> bool:
     """Does one workgroup take all keys of the one row and a head? A window of one tile is enough, at any depth."""
-    return dims["context"] == "single_pass" or 0 < dims["window"] <= SINGLE_PASS_TILE
+    return bool(dims["context"] == "single_pass" or 0 < dims["window"] <= SINGLE_PASS_TILE)
 
 
 def window_of_one_row(dims: Dims) -> int:

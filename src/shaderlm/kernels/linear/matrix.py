@@ -29,6 +29,8 @@ from .packed import (
 from .rows_int16 import MAX_GEMV_ROWS
 
 MATRIX_UNITS = "shared/matrix_units"
+MERGE, ROUND = "linear/linear_matrix_merge", "linear/round_rows"
+X_GIVEN, X_OF_PARTS = "linear/x_given", "linear/x_of_parts"  # where ROUND has its inputs from
 _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 
 
@@ -369,7 +371,7 @@ def launch_list_with(
         )
         return _after_rounding(dispatches, whole.buffers, inputs, dims, caps)
     assert not (few and rope), "few rows have all of k in one part before rope_kv_write"
-    merge = Kernel("linear/linear_matrix_merge", store)
+    merge = Kernel(MERGE, store)
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
     more = {"split": config.split, **head_params(dims)}
@@ -416,14 +418,14 @@ def rounded_rows(
     """The dispatch that rounds inputs, and its buffers. `count` is the file that counts rows, with its constants."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
     reduce, needs = reduction(caps)
-    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", reduce, count)
+    include = (X_GIVEN, f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", reduce, count)
     params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
-    params["eps"] = float(dims["eps"]) if norm else 0.0
+    params |= {"eps": float(dims["eps"]) if norm else 0.0, "split": 0, "adds": 0}
     how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
     how |= {"MATRIX_WORDS": inputs.matrix_words, **(constants or {})}
     if k > _LONG_ROW and tokens <= filling(64, caps) and inputs.matrix_rows == 1:  # else one kernel for all products
         how["WG"] = min(512, caps.max_invocations)
-    rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, how)
+    rounding = Dispatch(Kernel(ROUND, include, needs, unroll=True), tokens, params, how)
     more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
     return rounding, more | ({"norm_weight": f32(k)} if norm else {})
 

@@ -1,4 +1,5 @@
-// x_half[t, k] = f16(p[t, k] · 2^e),  row_scale[t] = 2^−e        p = prologue(x), which is included
+// x_half[t, k] = f16(p[t, k] · 2^e),  row_scale[t] = 2^−e        p = prologue(x)
+// The prologue is included, and where x comes from: it lies there, or it is added up here from parts of a product.
 // e makes the largest magnitude of a row 2^14 … 2^15: nothing becomes infinite, and small rows keep their digits.
 // x_half lies as linear_matrix reads it: of BLOCKS blocks of 32 values first the first 8 of each, then the next 8, up to
 // whole groups of blocks, with zeros after the last; eight in the order of shared/dequant_f16. With MATRIX_ROWS > 1 every
@@ -17,12 +18,13 @@ struct Params {
     quads: u32,  // of a row of x
     stride: u32, // quads of a row of x_half
     eps: f32,
+    split: u32,  // parts of x, where it is added up here,
+    adds: u32,   // and whether something is added to them
 }
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;            // [tokens, quads]
-@group(0) @binding(1) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, stride]
-@group(0) @binding(2) var<storage, read_write> row_scale: array<f32>;    // [tokens]
-@group(0) @binding(3) var<uniform> params: Params;
+@group(0) @binding(0) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, stride]
+@group(0) @binding(1) var<storage, read_write> row_scale: array<f32>;    // [tokens]
+@group(0) @binding(2) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -34,21 +36,20 @@ fn main(
     if (row >= row_count()) {
         return;
     }
-    let first = row * params.quads;
     var kept: array<vec4<f32>, KEEP>;  // registers
     var squares = 0.0;
     var large = vec4<f32>();
     for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
         let quad = lane + i * WG;
         if (quad < params.quads) {
-            let value = x[first + quad];
+            let value = load_x(row, quad);
             squares = squares + dot(value, value);
             kept[i] = weighted(quad, value);
             large = max(large, abs(kept[i]));
         }
     }
     for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
-        let value = x[first + quad];
+        let value = load_x(row, quad);
         squares = squares + dot(value, value);
         large = max(large, abs(weighted(quad, value)));
     }
@@ -70,7 +71,7 @@ fn main(
         }
     }
     for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
-        x_half[place(row, quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
+        x_half[place(row, quad)] = quad_halves(weighted(quad, load_again(row, quad)) * scale);
     }
     for (var quad = params.quads + lane; quad < params.stride; quad = quad + WG) {
         x_half[place(row, quad)] = vec2<u32>();
