@@ -132,6 +132,23 @@ def test_penalties_and_biases_change_the_answer(model: LanguageModel) -> None:
     assert len(set(once.ids)) == len(once.ids)
 
 
+def test_tokens_that_a_model_never_gives(tmp_path: Path) -> None:
+    """Its file lists them; a number that is no token is not one of them."""
+    with load_with(write_tiny_llama(tmp_path / "plain.gguf"), device="cpu") as plain:
+        never = plain.generate("the", max_tokens=12).ids
+        banned = plain.generate("the", max_tokens=12, logit_bias=dict.fromkeys(never, float("-inf"))).ids
+    listed = {"tokenizer.ggml.suppress_tokens": [*never, 1 << 20]}
+    with load_with(write_tiny_llama(tmp_path / "listed.gguf", metadata=listed), device="cpu") as model:
+        assert model.generate("the", max_tokens=12).ids == banned
+        for options in ({"mirostat": 2}, {"logit_bias": {never[0]: 100}}, {"min_tokens": 4}, {"presence_penalty": 1}):
+            found = model.generate("the", max_tokens=12, temperature=2.0, seed=3, **options)
+            assert found.ids
+            assert not set(found.ids) & set(never)
+    broken = {"tokenizer.ggml.suppress_tokens": [1.5]}
+    with pytest.raises(ModelError, match="suppress_tokens must be a list of whole numbers, the file"):
+        load_with(write_tiny_llama(tmp_path / "broken.gguf", metadata=broken), device="cpu")
+
+
 def test_penalties_count_a_cached_prefix(model: LanguageModel) -> None:
     """All of the prompt, whether it is run or in the cache of the conversation before."""
     options: dict[str, Any] = {"max_tokens": 8, "presence_penalty": 100, "ignore_eos": True}

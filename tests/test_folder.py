@@ -117,6 +117,14 @@ def test_sampling_values_of_the_model(tmp_path: Path, config: dict[str, Any], va
         assert model.sampling_defaults == values
 
 
+@pytest.mark.parametrize(("listed", "found"), [([9, 5, 1 << 20], [5, 9]), (None, []), ([], [])])
+def test_tokens_that_a_folder_never_gives(listed: Any, found: list[int], tmp_path: Path) -> None:
+    folder = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), tmp_path / "folder")
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": listed}), encoding="utf-8")
+    with Folder.open(folder) as file:
+        assert Vocabulary.from_metadata(file.metadata).suppressed == found
+
+
 def test_a_wrong_sampling_value_is_named_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wrong = {"general.sampling.temp": "warm", "general.sampling.top_k": 20}
     with shaderlm.load(write_tiny(tmp_path / "tiny.gguf", "llama", metadata=wrong), device="cpu") as model:

@@ -42,6 +42,7 @@ from shaderlm.web.template import compile_template
 from shaderlm.web.text import text_entry, tokenizer_json
 from shaderlm.web.variants import VARIANTS
 
+from . import node
 from .checkpoints import PROMPTS, names, recorded, write_gguf
 from .command_line import shaderlm
 from .front_ends import read_shader
@@ -594,3 +595,19 @@ def test_a_variant_names_the_size_of_subgroups_that_its_plans_rely_on(tiny: Expo
         own = caps[entry["name"]]
         known = own.subgroup_max if own.subgroup_min == own.subgroup_max else None
         assert sizes[own.name] == (known if "subgroups" in entry["features"] else None)
+
+
+def test_tokens_that_a_model_never_gives(tmp_path: Path) -> None:
+    """They are in the plan, and shaderlm.js lets no bias raise them."""
+    listed = {"tokenizer.ggml.suppress_tokens": [7, 3]}
+    with opened(str(write_tiny_llama(tmp_path / "tiny.gguf", metadata=listed))) as model:
+        export(model, tmp_path / "made")
+    plan = json.loads((tmp_path / "made" / "plan.json").read_text(encoding="utf-8"))
+    assert plan["model"]["suppressed"] == [3, 7]
+    script = (Path(exporting.__file__).parent / "assets" / "shaderlm.js").read_text(encoding="utf-8")
+    assert "new Sampler(answer.options, runner.plan.model.suppressed)" in script
+    found = re.search(r"^class Sampler \{.*?^\}$", script, re.M | re.S)
+    assert found
+    options = "{logit_bias: {7: 100, 9: 1}, repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0}"
+    (tmp_path / "run.js").write_text(f"{found[0]}\nconsole.log(new Sampler({options}, [3, 7]).bias.join(' '));")
+    assert node.run(tmp_path, "run.js", gpu=False).out == "3,-Infinity 7,-Infinity 9,1\n"

@@ -25,7 +25,7 @@ from .host_sampler import HostSampler
 from .masks import Mask
 from .request import Constraint, Delta, ForkableConstraint, Request, SequenceInfo, Usage
 from .sampler_order import chain_of, dry_of
-from .sampling import settings_of
+from .sampling import settings_of, without_tokens
 from .scheduler import SequenceState
 from .step_core import OutputRows
 
@@ -85,11 +85,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.hidden: NDArray[np.float32] | None = None  # [hidden]
         self.logits: NDArray[np.float32] | None = None  # [rows of the prompt, vocabulary]
         self.stop_logprob: TokenLogprob | None = None  # of the token id that ended it, where they are reported
-        self.settings = settings_of(request.sampling)
+        self.settings = without_tokens(settings_of(request.sampling), engine.tokenizer.vocabulary.suppressed)
         self.early_settings = self.settings  # before min_tokens
-        if request.min_tokens > 0 and request.stop_ids:
-            banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
-            self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
+        if request.min_tokens > 0:
+            self.early_settings = without_tokens(self.settings, request.stop_ids)
         chain = (
             chain_of(request.sampling, self.settings, always=request.reports_remaining) if request.generates else None
         )

@@ -8,7 +8,7 @@ import math
 import re
 import reprlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -193,6 +193,14 @@ def settings_of(params: SamplingParams) -> SamplerSettings:
         for field in sampler_fields
     }
     return settings._replace(**off)
+
+
+def without_tokens(settings: SamplerSettings, tokens: Collection[int]) -> SamplerSettings:
+    """The same, where these tokens are never drawn, whatever is added to their logits."""
+    if not tokens:
+        return settings
+    biases = dict(settings.bias) | dict.fromkeys(tokens, -math.inf)
+    return settings._replace(bias=tuple(sorted(biases.items())))
 
 
 # What of `SamplerSettings` belongs to a sampler that `samplers` names.

@@ -58,6 +58,7 @@ class Vocabulary:
     strip_before: frozenset[int] = frozenset()
     strip_after: frozenset[int] = frozenset()
     ranked: bool = False  # pieces are merged in the order of `merges`
+    suppressed: Sequence[int] = ()  # tokens that are never generated
 
     @classmethod
     def _none(cls, size: int) -> Vocabulary:
@@ -124,6 +125,7 @@ class Vocabulary:
             strip_before=before,
             strip_after=after,
             ranked=ranked,
+            suppressed=_suppressed(metadata, len(tokens)),
         )
 
 
@@ -200,6 +202,12 @@ def _same_length(name: str, values: Sequence[Any], tokens: Sequence[str]) -> Non
 def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     ends = _list(metadata, "end_token_ids", "token ids", {int}, lambda i: 0 <= i < len(tokens), [])
     return [*ends, *(i for i in (_token(metadata, name, tokens) for name in ("eot", "eom")) if i is not None)]
+
+
+def _suppressed(metadata: Mapping[str, Any], count: int) -> list[int]:
+    """Those that are no token never come."""
+    listed = _list(metadata, "suppress_tokens", "whole numbers", {int}, _any, [])
+    return sorted({each for each in listed if 0 <= each < count})
 
 
 def _token(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | None:

@@ -99,6 +99,7 @@ def _known_names() -> set[str]:
 
 
 def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]:
+    suppressed = model.tokenizer.vocabulary.suppressed if model.tokenizer else ()
     return {
         "name": model.name,
         "architecture": config.architecture,
@@ -107,6 +108,7 @@ def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]
         "vocabulary": config.vocabulary,
         "weight_bytes": weight_bytes,
         "types": {name.upper(): count for name, count in model.types.items()},
+        **({"suppressed": list(suppressed)} if suppressed else {}),
     }
 
 

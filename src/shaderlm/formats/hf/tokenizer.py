@@ -300,7 +300,8 @@ def _special_ids(folder: Path, config: Mapping[str, Any], table: _Table) -> dict
             special[key] = number
     ends = {end for each in configs for end in _ends(each.get("eos_token_id"), len(table.texts))}
     others = sorted(ends - {special.get("tokenizer.ggml.eos_token_id")})
-    return {**special, "tokenizer.ggml.end_token_ids": others} if others else special
+    suppressed = {"end_token_ids": others, "suppress_tokens": configs[1].get("suppress_tokens")}
+    return special | {f"tokenizer.ggml.{key}": value for key, value in suppressed.items() if value}
 
 
 def _ends(ids: Any, count: int) -> list[int]:

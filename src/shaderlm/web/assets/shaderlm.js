@@ -1157,9 +1157,11 @@ class Sequence {
 
 /** How tokens are sampled, as the kernels read it. */
 class Sampler {
-  constructor(options) {
+  /** `suppressed`: tokens that the model must not give. */
+  constructor(options, suppressed = []) {
     this.options = options;
-    this.bias = Object.entries(options.logit_bias)
+    const never = Object.fromEntries(suppressed.map((id) => [id, -Infinity]));
+    this.bias = Object.entries({ ...options.logit_bias, ...never })
       .map(([id, bias]) => [Number(id), bias])
       .sort(([a], [b]) => a - b);
     this.penalizes =
@@ -1398,7 +1400,7 @@ class Model {
     const sequence = this.#sequence;
     const { signal } = answer.options;
     runner.hostSeconds = 0;
-    const sampler = new Sampler(answer.options);
+    const sampler = new Sampler(answer.options, runner.plan.model.suppressed);
     answer.begin();
     const report = telling(answer.options.onProgress);
     if (images && !(await (await this.#sight()).encode(images, signal, report))) return;
