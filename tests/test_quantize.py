@@ -159,6 +159,9 @@ def test_values_of_all_types_come_back(tmp_path: Path) -> None:
         "j": [],
         "k": [1, 0.5],
         "l": [1 << 63],
+        "o": [1, 2],
+        "p": [1 << 31],
+        "q": 2,
     }
     body = gguf_write.header({**given, "m": {"x": None}, "n": None}, [gguf_write.Planned("t", (3, 2), "f32")])
     path = tmp_path / "x.gguf"
@@ -169,6 +172,9 @@ def test_values_of_all_types_come_back(tmp_path: Path) -> None:
     reader = gguf.GGUFReader(path)
     assert reader.fields["g"].contents() == 1e-6
     assert reader.fields["d"].contents() == ["", "ä"]
+    # As converters write them: lists are signed wherever that holds their numbers.
+    types = [reader.fields[name].types[-1].name for name in "opq"]
+    assert types == ["INT32", "UINT32", "UINT32"]
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)

@@ -18,7 +18,7 @@ from .weight_formats import WEIGHT_FORMATS
 ALIGNMENT = 32
 _VERSION = 3
 # GGUF's numbers of value types, and how they are packed.
-_U8, _BOOL, _STRING, _ARRAY = 0, 7, 8, 9
+_U8, _U32, _I32, _BOOL, _STRING, _ARRAY = 0, 4, 5, 7, 8, 9
 _NUMBERS = {4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -74,6 +74,8 @@ def _text(text: str) -> bytes:
 def _value(value: Any) -> bytes:
     if isinstance(value, list):
         kind = _type_of(value)
+        if kind == _U32 and max(value, default=0) < 1 << 31:
+            kind = _I32  # as converters write lists: some readers take no other
         if kind is not None:
             body = b"".join(map(_text, value)) if kind == _STRING else _packed(kind, value)
             return struct.pack("<IIQ", _ARRAY, kind, len(value)) + body
@@ -101,7 +103,7 @@ def _type_of(values: Sequence[Any]) -> int | None:
         return _BOOL
     if kinds <= {int}:
         low, high = min(values, default=0), max(values, default=0)
-        known = [(4, 0, 1 << 32), (5, -(1 << 31), 1 << 31), (11, -(1 << 63), 1 << 63), (10, 0, 1 << 64)]
+        known = [(_U32, 0, 1 << 32), (_I32, -(1 << 31), 1 << 31), (11, -(1 << 63), 1 << 63), (10, 0, 1 << 64)]
         return next((kind for kind, least, end in known if least <= low and high < end), None)
     if kinds <= {int, float}:
         with np.errstate(over="ignore"):
