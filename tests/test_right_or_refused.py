@@ -423,6 +423,20 @@ def test_a_tensor_of_another_shape(name: str, computed: Computed) -> None:
                 assert found not in ("changed", "same"), f"{tensor} {info.shape} → {shape}: {found}"
 
 
+@pytest.mark.parametrize("name", every_third_by_default(NAMES))
+def test_dimensions_of_one_are_no_difference(name: str, computed: Computed) -> None:
+    """Converters write vectors as matrices of one row or column, and matrices of convolutions as [n, 1, k]."""
+    file = in_memory(name)
+    vectors = {tensor: value for tensor, value in file.arrays.items() if value.ndim == 1}
+    matrices = {tensor: value for tensor, value in file.arrays.items() if value.ndim == 2 and tensor != EMBEDDING}
+    for changed in (
+        {tensor: value[None] for tensor, value in vectors.items()},
+        {tensor: value[:, None] for tensor, value in vectors.items()},
+        {tensor: value[:, None] for tensor, value in matrices.items()},
+    ):
+        assert computed.outcome(name, file.changed(tensors=changed)) == "same"
+
+
 def _shape(file: InMemory, tensor: str) -> tuple[int, ...]:
     """That of a tensor as a checkpoint would have it."""
     stem, _, kind = tensor.rpartition(".")
