@@ -197,7 +197,8 @@ def test_a_snapshot_is_that_of_the_tokens_before_it(texts: list[list[int]], data
         while pool.free < pages_for(len(ids)) + 1:
             assert cache.evict()
         match = cache.match(ids)
-        assert match.length % PAGE == 0
+        assert match.length % PAGE == match.reach % PAGE == 0
+        assert match.length <= match.reach == len(cache.pages_of(ids[:-1])) * PAGE
         assert (match.state is None) == (match.length == 0)
         if match.state is not None:
             assert stands_for[match.state] == ids[: match.length]
@@ -223,3 +224,31 @@ def test_a_snapshot_is_that_of_the_tokens_before_it(texts: list[list[int]], data
     cache.clear()
     assert states.free == states.rows
     assert not states.snapshots
+
+
+def test_the_snapshot_goes_that_saves_least() -> None:
+    """Few pages are read again without it. One that is far from others goes, too, once nobody uses it."""
+    pool, states = PagePool(1 << 20, states=True), StatePool()
+    cache = PrefixCache(pool, states)
+    pool.grow(128)
+    states.grow(7)
+
+    def insert(ids: list[int], ends: list[int]) -> None:
+        sequence, _ = pool.share((), 0)
+        pool.reserve(sequence, len(ids))
+        for end in ends:
+            if not states.free:
+                assert cache.evict_snapshot()
+            row = states.take()
+            cache.insert(ids, sequence.pages, end * PAGE, snapshots={end * PAGE: row})
+        pool.remove(sequence)
+
+    long = text(32 * PAGE)
+    insert(long, [8, 16, 24, 28, 30, 31, 32])
+    for left in ([8, 16, 24, 28, 30, 32], [8, 16, 24, 28, 32], [8, 16, 24, 32]):
+        assert cache.evict_snapshot()
+        assert list(cache.snapshots_of(long)) == left
+    for i in range(60):
+        assert cache.match(long[: 16 * PAGE + 1]).length == 16 * PAGE
+        insert([200 + i] * PAGE, [1])
+    assert list(cache.snapshots_of(long)) == [16]

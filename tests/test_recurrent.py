@@ -540,3 +540,44 @@ def test_formats_that_differ_leave_one_dispatch_between_the_products() -> None:
     graph, _ = fuse(kind.build(replace(config, formats=finer), StepSpec(1)))
     layer = [node.op for node in graph.nodes if node.layer == "blk.0"]
     assert layer == ["linear", "linear", "short_conv_gated_delta_rule", "linear", "linear", "linear"]
+
+
+@two_by_default
+def test_a_prompt_leaves_snapshots_where_others_part_from_it(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near its end, if it is long, and where pages of another one end that are the same. Texts are those without."""
+    words = [int(i) for i in np.random.default_rng(11).integers(0, model.config.vocabulary, 3 * PAGE + 40)]
+    prompts = [words, [*words[: 2 * PAGE + 9], *words[:50]], [*words[: 2 * PAGE + 30], *words[50:70]]]
+    alone = []
+    for prompt in prompts:
+        begin(model)
+        alone.append(generate(model, prompt)[0])
+    for least, cached in ((8 * PAGE, [0, 0, 2 * PAGE]), (PAGE, [0, 2 * PAGE, 2 * PAGE])):
+        monkeypatch.setattr("shaderlm.runtime.states._TOKENS_PER_STEP", least)
+        begin(model)
+        assert [generate(model, prompt) for prompt in prompts] == list(zip(alone, cached, strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", ["numpy", "cpu"])
+def test_deterministic_answers_after_a_snapshot_near_the_end(device: str, tmp_path: Path) -> None:
+    """Their log probabilities are those of the whole prompt, to the bit: chunks end where they do without the cache."""
+    path = write_gguf(tmp_path / "long.gguf", recorded("qwen35"), {"qwen35.context_length": 12 * PAGE})
+    with load_with(path, device=device, cache="f32", precision="exact", deterministic=True) as model:
+        words = [int(i) for i in np.random.default_rng(12).integers(0, model.config.vocabulary, 12 * PAGE)]
+        prompts = [words[: 9 * PAGE + 40], [*words[: 7 * PAGE + 5], *words[: 2 * PAGE]], [*words[: 7 * PAGE], 3, 4]]
+
+        def answer(prompt: list[int], *, cached: bool) -> tuple[Any, int]:
+            options: Any = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 5}
+            handle = model.engine.submit(model.request(prompt, cache_prompt=cached, **options))
+            found = handle.result()
+            assert found is not None
+            assert found.logprobs
+            return (found.ids, found.logprobs), handle.usage.cached_tokens
+
+        alone = [answer(prompt, cached=False)[0] for prompt in prompts]
+        begin(model)
+        found = [answer(prompt, cached=True) for prompt in prompts]
+        assert [each[1] for each in found] == [0, 6 * PAGE, 6 * PAGE]
+        assert [each[0] for each in found] == alone

@@ -18,6 +18,7 @@ from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KEPT_PAGES, KvSequence
 from shaderlm.runtime.prefix_cache import PrefixCache
 from shaderlm.runtime.runner import SequenceChunk, Tokens
+from shaderlm.runtime.states import StatePool
 
 from .fake_runner import FakeRunner, continued, hashed
 from .tiers import examples
@@ -365,23 +366,92 @@ def test_nothing_changes_while_the_same_sequences_decode() -> None:
     assert len({id(batch) for batch in driver.steps}) < 12
 
 
+class StateReader:
+    """Reads prompts of a model with states, one after the other, with what is cached."""
+
+    def __init__(self, rows: int = 512, fixed_chunk: int = 0, snapshots: int = 64) -> None:
+        self.runner, self.states = FakeRunner(TOKEN, VOCABULARY, context=100 * PAGE, max_tokens=rows), StatePool()
+        self.states.grow(snapshots)
+        self.cache = PrefixCache(self.runner.pool, self.states)
+        limits = SchedulerLimits(rows, 4, rows, fixed_chunk, has_states=True)
+        self.scheduler = Scheduler(self.runner.pool, self.cache, limits, self.runner.share, self.runner.free)
+        self.scheduler.snapshot, self.scheduler.release_state = self.snapshot, self.states.release
+        self.taken: list[int] = []
+
+    def snapshot(self, sequence: KvSequence) -> int:
+        assert sequence.length % PAGE == 0
+        self.taken.append(sequence.length // PAGE)
+        if not self.states.free:
+            assert self.cache.evict_snapshot()
+        return self.states.take()
+
+    def read(self, prompt: list[int]) -> tuple[int | None, list[int], int]:
+        """How many tokens were cached, after which pages snapshots were taken, and in how many steps it was read."""
+        self.taken, steps = [], 0
+        state = SequenceState(0, list(prompt), len(prompt), 1)
+        self.scheduler.add(state)
+        while not state.in_flight:
+            batch = self.scheduler.schedule()
+            assert batch is not None
+            (part,) = batch.rows
+            self.runner.step([SequenceChunk(state.kv_sequence, part.ids, "token" if part.samples else "nothing")])
+            self.scheduler.submitted(batch)
+            steps += 1
+        self.scheduler.finish(state)
+        return state.cached_tokens, self.taken, steps
+
+
 @pytest.mark.parametrize("rows", [300, 384, 512])
 def test_chunks_end_where_snapshots_are_taken(rows: int) -> None:
-    """At multiples of eight pages and at the last whole page, however many rows a step has for a prompt."""
-    runner = FakeRunner(TOKEN, VOCABULARY, context=20 * PAGE, max_tokens=rows)
-    limits, taken = SchedulerLimits(rows, 4, rows, has_states=True), list[int]()
-    scheduler = Scheduler(runner.pool, PrefixCache(runner.pool), limits, runner.share, runner.free)
+    """After eight pages each, and closer near the end, however many rows a step has for a prompt."""
+    assert StateReader(rows).read([1] * (27 * PAGE + 5))[1] == [8, 16, 23, 25, 26, 27]
+    assert StateReader(rows).read([1] * (9 * PAGE + 5))[1] == [5, 8, 9]
+    assert StateReader(rows).read([1] * (7 * PAGE + 5))[1] == [7]
 
-    def snapshot(sequence: KvSequence) -> None:
-        taken.append(sequence.length)
 
-    scheduler.snapshot = snapshot
-    state = SequenceState(0, [1] * (19 * PAGE + 5), 19 * PAGE + 5, 1)
-    scheduler.add(state)
-    while not state.in_flight:
-        batch = scheduler.schedule()
-        assert batch is not None
-        (part,) = batch.rows
-        runner.step([SequenceChunk(state.kv_sequence, part.ids, "token" if part.samples else "nothing")])
-        scheduler.submitted(batch)
-    assert taken == [8 * PAGE, 16 * PAGE, 19 * PAGE]
+def test_fixed_chunks_end_where_they_did() -> None:
+    """Snapshots are taken at their ends alone."""
+    reader = StateReader(fixed_chunk=2 * PAGE)
+    assert reader.read([1] * (27 * PAGE + 5)) == (0, [8, 16, 18, 22, 24, 26], 14)
+    assert reader.read([1] * (19 * PAGE) + [2] * (8 * PAGE + 5)) == (18 * PAGE, [24, 26], 5)
+
+
+@pytest.mark.parametrize("length", [90, 512, 900, 1023, 1100, 2047, 2300, 8100])
+def test_snapshots_near_the_end_take_few_steps(length: int) -> None:
+    """None more of a short prompt, and two more of a long one: beside those up to the last whole page and the rest."""
+    whole = length // PAGE * PAGE
+    steps = -(-whole // 512) + (length > whole)
+    assert StateReader().read([1] * length)[2] == steps + min(2, whole // 1024)
+
+
+def test_prompts_begin_close_to_where_they_part() -> None:
+    """The second one begins after a snapshot near the end of the first; a third one where the second left one."""
+    common = [i * i % 7 for i in range(8000)]
+    whole = 8000 // PAGE
+    for own, cached, second, third in (
+        (100, whole, [63], [63]),
+        (400, whole - 1, [whole, 65], [65]),
+        (1500, 56, [whole, 64, 70, 72, 73, 74], [64, 70, 73, 74]),
+    ):
+        reader = StateReader()
+        prompts = [common + [10 + i] * own for i in range(3)]
+        assert reader.read(prompts[0])[0] == 0
+        assert reader.read(prompts[1])[:2] == (cached * PAGE, second)
+        assert reader.read(prompts[2])[:2] == (whole * PAGE, third)
+    reader = StateReader()
+    short = [reader.read(common[:600] + [10 + i] * 300) for i in range(3)]
+    assert short == [(0, [7], 3), (0, [4, 7], 3), (4 * PAGE, [7], 2)], "no prompt was cut for nothing"
+
+
+def test_a_common_beginning_outlasts_the_ends_of_prompts() -> None:
+    """Snapshots are few, and other prompts leave as many as there may be before the next one begins like that."""
+    reader = StateReader(snapshots=10)
+    common = [i * i % 7 for i in range(20 * PAGE)]
+    reader.read(common + [9] * 300)
+    for i in range(6):
+        cached = reader.read(common + [10 + i] * 300)[0]
+        assert cached is not None
+        assert cached >= 16 * PAGE
+        for j in range(3):
+            reader.read([20 + 3 * i + j] * (12 * PAGE))  # three snapshots each
+        assert len(reader.cache._snapshots) == reader.states.rows - reader.states.free <= 10

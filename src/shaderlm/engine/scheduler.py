@@ -21,7 +21,7 @@ from ..graph.batch import PAGE
 from ..runtime.image_rows import PromptImages
 from ..runtime.pages import MAX_SEQUENCES, KvSequence, PagePool, pages_for
 from ..runtime.prefix_cache import Match, PrefixCache, PrefixNode
-from ..runtime.states import SNAPSHOT_PAGES
+from ..runtime.states import snapshot_ends
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +59,7 @@ class SequenceState:
     last_published_node: PrefixNode | None = None  # the last of these pages there
     images: PromptImages | None = None  # of its prompt, where it has some
     snapshots: dict[int, int] = field(default_factory=dict)  # rows that the cache does not have, by their positions
+    snapshot_ends: tuple[int, ...] = ()  # positions of its prompt where it leaves some
 
     @property
     def order(self) -> tuple[int, int]:
@@ -283,11 +284,11 @@ class Scheduler:
     # states ----------------------------------------------------------------------------------------------
 
     def _snapshot(self, state: SequenceState) -> None:
-        """Copy the state of a sequence that ends with a whole page: in a prompt some of them, and the last."""
+        """Copy the state of a sequence that ends with a whole page: in a prompt some of them, then each."""
         length, unit = state.kv_sequence.length, max(self.limits.fixed_chunk, PAGE)
         if not state.cache_on_finish or length % unit or (self.limits.fixed_chunk and length > state.prompt_tokens):
             return
-        if length + unit <= state.prompt_tokens and length % (SNAPSHOT_PAGES * PAGE):
+        if length + unit <= state.prompt_tokens and length not in state.snapshot_ends:
             return
         self._release_snapshots(state)  # what the cache did not take is older, or there already
         if (row := self.snapshot(state.kv_sequence)) is not None:
@@ -528,10 +529,9 @@ class Scheduler:
             unit = min(fixed_chunk, self.limits.max_outputs) if state.all_outputs else fixed_chunk
             return min(state.prompt_tokens, (first // unit + 1) * unit)
         end = min(len(state.tokens), first + budget)
-        for unit in (SNAPSHOT_PAGES * PAGE, PAGE) if self.limits.has_states else ():  # where a snapshot is taken
-            if end // unit * unit > first:
-                end = end // unit * unit
-                break
+        if self.limits.has_states and state.cache_on_finish:  # where a snapshot is taken, or may be
+            stop = next((each for each in state.snapshot_ends if first < each <= end), end // PAGE * PAGE)
+            end = stop if stop > first else end
         if state.all_outputs and first < state.first_output:
             return min(end, state.first_output)
         return min(end, first + outputs) if state.all_outputs else end
@@ -588,6 +588,9 @@ class Scheduler:
             return None
         state.sequence = self.share(pages, length, match.state)
         state.sequence.expected = len(state.tokens) + state.remaining
+        if self.limits.has_states:
+            unit = max(self.limits.fixed_chunk, PAGE)
+            state.snapshot_ends = snapshot_ends(length, match.reach, state.prompt_tokens, unit)
         if state.contiguous and not self.running and not self.limits.fixed_chunk:
             self._clear_the_way(state, pages, length)
         del self.waiting[0]

@@ -6,7 +6,7 @@ children. The cache is one user of each of its pages; a page that has no other u
 used least recently first. Only pages whose tokens are all known may be inserted.
 
 Of a model with states, a sequence begins only where a node has a snapshot: `insert` hands it over, and it goes with the
-node, or when rows are scarce, the one that was used least recently first.
+node, or when rows are scarce, the one that is worth least (`PrefixCache.evict_snapshot`).
 
 A client finds only what it has put in. Otherwise it could learn the prompts of others: a guess that is found costs
 less, and the answer says so.
@@ -35,6 +35,7 @@ class PrefixNode:
     depth: int  # pages from position 0 to its end
     children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
     state: int | None = None  # a snapshot after its last token
+    used: int = 0  # `PrefixCache._lost_pages` when the snapshot was taken or used
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Match:
     pages: tuple[int, ...] = ()
     length: int = 0
     state: int | None = None  # the snapshot after them, of a model with states
+    reach: int = 0  # tokens of the prompt that are cached in whole pages, though perhaps no snapshot is after them
 
 
 class PrefixCache:
@@ -53,6 +55,7 @@ class PrefixCache:
         """`states`: of a model that has some."""
         self._pool, self._states = pool, states
         self._snapshots: OrderedDict[int, PrefixNode] = OrderedDict()  # the longest unused first
+        self._lost_pages = 0  # what the snapshot that went last was worth
         self._roots: dict[Hashable, PrefixNode] = {}  # by client
         self._nodes: dict[int, PrefixNode] = {}  # by page
         self.age = 0  # how often it was emptied: pages of another age may hold anything
@@ -93,22 +96,38 @@ class PrefixCache:
 
     def _with_snapshot(self, nodes: list[PrefixNode], multiple: int) -> Match:
         """The longest of these beginnings that ends with a snapshot."""
+        reach = len(nodes) * PAGE // multiple * multiple
         while nodes and (nodes[-1].state is None or nodes[-1].depth * PAGE % multiple):
             nodes.pop()
         if not nodes:
-            return Match()
+            return Match(reach=reach)
         state = nodes[-1].state
         assert state is not None
         self._snapshots.move_to_end(state)
+        nodes[-1].used = self._lost_pages
         self._touch(nodes)
-        return Match(tuple(node.page for node in nodes), nodes[-1].depth * PAGE, state)
+        return Match(tuple(node.page for node in nodes), nodes[-1].depth * PAGE, state, reach)
 
     def evict_snapshot(self) -> bool:
-        """Give the row back of the snapshot that was not used for longest; False if there is none."""
+        """Give the row back of the snapshot that is worth least; False if there is none.
+
+        It is worth the pages that are read again without it, and what the last one was worth that had gone when it was
+        used (GreedyDual): those near the end of a prompt go before one that is far from any other, and that one goes,
+        too, once it is not used any more. Of equals the one goes that was not used for longest.
+        """
         if not self._snapshots:
             return False
-        self._drop_snapshot(next(iter(self._snapshots.values())))
+        node = min(self._snapshots.values(), key=self._worth)
+        self._lost_pages = max(self._lost_pages, self._worth(node))
+        self._drop_snapshot(node)
         return True
+
+    @staticmethod
+    def _worth(node: PrefixNode) -> int:
+        before = node.parent
+        while before is not None and before.state is None:
+            before = before.parent
+        return node.used + node.depth - (before.depth if before is not None else 0)
 
     def _drop_snapshot(self, node: PrefixNode) -> None:
         row, node.state = node.state, None
@@ -120,7 +139,7 @@ class PrefixCache:
     def _take_snapshot(self, node: PrefixNode, snapshots: MutableMapping[int, int]) -> None:
         """What is known already is kept: the caller gives a second one back."""
         if node.state is None and (row := snapshots.pop(node.depth * PAGE, None)) is not None:
-            node.state = row
+            node.state, node.used = row, self._lost_pages
             self._snapshots[row] = node
 
     def pages_of(self, ids: Sequence[int], client: Hashable = None) -> list[int]:

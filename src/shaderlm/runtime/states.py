@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import heapq
 
+from ..graph.batch import PAGE
+
 FIRST_STATES = 2  # rows, before more are wanted
 SNAPSHOT_BYTES = 1 << 30  # of all snapshots of a model, at most
 MAX_SNAPSHOTS = 64
-SNAPSHOT_PAGES = 8  # between two snapshots of a prompt; the last whole page has one, too
+_SPACING = 8 * PAGE  # tokens between two snapshots of a prompt
+# Distances to the last whole page of a prompt, in pages, where it leaves snapshots, too: others that begin like it part
+# from it near its end. Where 1,024 tokens are read they take one more step, where 2,048 are two, and otherwise none.
+_NEAR_END = ((), (4, 1), (4, 2, 1))
+_TOKENS_PER_STEP = 1024
 
 
 def max_snapshots(state_bytes: int) -> int:
     """How many snapshots a model keeps, by the bytes of one."""
     return max(2, min(MAX_SNAPSHOTS, SNAPSHOT_BYTES // max(1, state_bytes)))
+
+
+def snapshot_ends(first: int, reach: int, tokens: int, unit: int) -> tuple[int, ...]:
+    """After how many tokens of a prompt a snapshot is taken, in order: multiples of `unit`.
+
+    The prompt is read from `first` on. Others that are cached begin with its first `reach` tokens: the next one of
+    them begins there.
+    """
+    last = tokens // unit * unit
+    more = min((last - first) // _TOKENS_PER_STEP, len(_NEAR_END) - 1)
+    near = [last - unit * distance for distance in _NEAR_END[max(0, more)]]
+    spaced = range(first // _SPACING * _SPACING, last - unit * _NEAR_END[-1][0], _SPACING)
+    return tuple(sorted(end for end in {*spaced, reach // unit * unit, *near, last} if end > first))
 
 
 class StatePool:
