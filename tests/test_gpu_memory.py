@@ -15,13 +15,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shaderlm.errors import DeviceError, KernelError
+from shaderlm.errors import DeviceError, KernelError, MemoryFullError
 from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Slot, Step, webgpu_h
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.caps import WEBGPU_DEFAULT
 from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.pipelines import workgroup_size
-from shaderlm.gpu.webgpu_h import NativeError
+from shaderlm.gpu.webgpu_h import NativeError, NativeMemoryError, State, put
 from shaderlm.gpu.wgpu_native import library
 from shaderlm.gpu.wgpu_native.bindings import ffi
 
@@ -249,6 +249,36 @@ def test_a_buffer_that_was_given_back_is_an_error(own: Device) -> None:
         with pytest.raises(DeviceError, match="given back"):
             use()
     every["submit"]()
+
+
+@pytest.mark.parametrize("refusal", [NativeMemoryError("Not enough memory left"), MemoryError()])
+def test_a_full_memory_is_an_error_of_its_own(
+    refusal: Exception, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are not: whoever closes something for a model closes nothing for those."""
+
+    def refuse(*given: Any) -> None:
+        raise refusal
+
+    monkeypatch.setattr(device._native, "create_buffer", refuse)
+    with pytest.raises(MemoryFullError, match="cannot allocate 16 bytes"):
+        device.buffer(16)
+    refusal = NativeError("the usage is wrong")
+    with pytest.raises(DeviceError, match="the usage is wrong") as other:
+        device.buffer(16)
+    assert not isinstance(other.value, MemoryFullError)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(2, NativeError), (3, NativeMemoryError)])
+def test_a_library_says_that_memory_is_full(kind: int, expected: type[NativeError]) -> None:
+    """By the type of the error, of webgpu.h."""
+    state, words = State(), ffi.new("WGPUStringView *")
+    owner = put(ffi, words, "it is refused")
+    library.callbacks.on_error(ffi.NULL, kind, words[0], ffi.cast("void *", state.number), ffi.NULL)
+    with pytest.raises(NativeError, match="it is refused") as found:
+        state.check()
+    assert type(found.value) is expected
+    del owner
 
 
 # Kernels ----------------------------------------------------------------------------------------------------------

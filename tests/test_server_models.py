@@ -18,7 +18,7 @@ import pytest
 from starlette.requests import Request
 
 from shaderlm.engine import EngineOptions, EngineStats, Histogram
-from shaderlm.errors import DeviceError, ModelError, TooLargeError
+from shaderlm.errors import DeviceError, MemoryFullError, ModelError, TooLargeError
 from shaderlm.server import models as module
 from shaderlm.server.errors import ApiError
 from shaderlm.server.leases import _unless_gone
@@ -278,12 +278,27 @@ def test_a_load_that_fails_is_told_and_tried_again_later(tmp_path: Path, monkeyp
 
 def test_a_device_without_memory_closes_another_model(tmp_path: Path) -> None:
     house = House(tmp_path, "ant", "bee")
-    house.problems["bee"] = [DeviceError("no memory")]
+    house.problems["bee"] = [MemoryFullError("no memory")]
 
     async def work() -> None:
         (await house.use("ant")).release()
         (await house.use("bee")).release()
         assert house.events == ["load ant", "load bee", "close ant", "load bee"]
+
+    run(work)
+
+
+def test_a_device_that_refuses_a_model_closes_no_other(tmp_path: Path) -> None:
+    house = House(tmp_path, "ant", "bee")
+    house.problems["bee"] = [DeviceError("the driver does not compile a shader")]
+
+    async def work() -> None:
+        (await house.use("ant")).release()
+        with pytest.raises(ApiError, match="'bee' cannot be loaded: the driver does not compile") as problem:
+            await house.use("bee")
+        assert problem.value.status == 503
+        assert house.events == ["load ant", "load bee"]
+        assert house.states() == {"ant": "loaded", "bee": "failed"}
 
     run(work)
 

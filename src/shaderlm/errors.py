@@ -48,6 +48,10 @@ class TooLargeError(DeviceError):
     """A model needs more memory than the device has, even if nothing else is on it."""
 
 
+class MemoryFullError(DeviceError):
+    """A device has no memory left. With less on it there may be some."""
+
+
 class KernelError(ShaderlmError, RuntimeError):
     """A WGSL kernel does not compose or compile. The message shows the numbered line."""
 

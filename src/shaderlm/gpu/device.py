@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DeviceError
+from ..errors import DeviceError, MemoryFullError
 from .adapters import Adapter
 from .caps import DeviceCaps
 from .command_pool import CommandBufferPool
@@ -32,7 +32,7 @@ from .queue import Queue
 from .read_back import PendingReadBack
 from .recording import BoundProgram, CommandBuffer, ReadBack, encode
 from .tracer import BY_PASS, IN_PASS, WALL, Grain, Tracer
-from .webgpu_h import LIMITS, Buffer, NativeError
+from .webgpu_h import LIMITS, Buffer, NativeError, NativeMemoryError
 
 FEATURES = ("f16", "subgroups", "subgroup_matrix", "timestamps", "pass_timestamps")  # that may be switched off
 
@@ -124,7 +124,7 @@ class Device:
             yield
         except (NativeError, MemoryError) as problem:
             self._queue.check()  # a loss has its own words
-            raise DeviceError(f"{self.caps.name} refused to {what}: {problem}") from problem
+            raise _refusal(f"{self.caps.name} refused to {what}: {problem}", problem) from problem
 
     # buffers ---------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Device:
                 self._native.write(buffer, 0, as_bytes(contents))
         except (NativeError, MemoryError) as problem:
             self._queue.check()
-            raise DeviceError(f"{self.caps.name} cannot allocate {nbytes:,} bytes: {problem}") from problem
+            raise _refusal(f"{self.caps.name} cannot allocate {nbytes:,} bytes: {problem}", problem) from problem
         return buffer
 
     def read(self, buffer: Buffer, nbytes: int, offset: int = 0) -> NDArray[np.uint8]:
@@ -165,7 +165,7 @@ class Device:
             self._native.write(buffer, offset, data)
         except (NativeError, MemoryError) as problem:
             self._queue.check()
-            raise DeviceError(f"{self.caps.name} refused to take data: {problem}") from problem
+            raise _refusal(f"{self.caps.name} refused to take data: {problem}", problem) from problem
 
     def copy(self, *copies: Copy) -> None:
         """Copies in one submission, in this order. WebGPU has none within a buffer: those go by way of another."""
@@ -354,3 +354,9 @@ class Device:
             start = time.perf_counter()
             self._queue.run(commands)
             return time.perf_counter() - start
+
+
+def _refusal(words: str, problem: Exception) -> DeviceError:
+    """The error for what an implementation refused."""
+    is_full = isinstance(problem, (NativeMemoryError, MemoryError))
+    return MemoryFullError(words) if is_full else DeviceError(words)

@@ -69,6 +69,13 @@ class NativeError(Exception):
     """What an implementation says when it refuses something."""
 
 
+class NativeMemoryError(NativeError):
+    """There is no memory for it."""
+
+
+_OUT_OF_MEMORY = 3  # WGPUErrorType_OutOfMemory of webgpu.h
+
+
 def text(ffi: Any, view: Any) -> str:
     """A string of a library."""
     if view.data == ffi.NULL or view.length == 0:
@@ -132,7 +139,8 @@ class Callbacks:
                 words = "\n".join(line.rstrip() for line in text(ffi, message).strip().splitlines())
                 if "device is lost" in words and state.lost is None:  # `on_lost` may come later, or not at all
                     state.lost = words.splitlines()[-1].strip()
-                state.errors.setdefault(threading.get_ident(), NativeError(words))
+                refusal = NativeMemoryError if kind == _OUT_OF_MEMORY else NativeError
+                state.errors.setdefault(threading.get_ident(), refusal(words))
 
         @self.declared("WGPUDeviceLostCallback")
         def on_lost(_: Any, reason: int, message: Any, device: Any, __: Any) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from ..engine import EngineStats
-from ..errors import DeviceError, ModelError, ShaderlmError, TooLargeError
+from ..errors import DeviceError, MemoryFullError, ModelError, ShaderlmError, TooLargeError
 from ..formats.opening import checkpoint_bytes
 from .errors import ENDING, ApiError, unavailable
 from .metrics import Metrics, added
@@ -420,7 +420,8 @@ class Models:
         try:
             return await in_thread(work)
         except (DeviceError, MemoryError) as problem:
-            victim = None if isinstance(problem, TooLargeError) else self._least_recently_used()
+            is_full = isinstance(problem, (MemoryFullError, MemoryError))
+            victim = self._least_recently_used() if is_full else None
             if victim is None:
                 model.nbytes = 0
                 raise
