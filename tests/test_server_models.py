@@ -490,6 +490,25 @@ def test_a_file_that_is_replaced_is_loaded_again(tmp_path: Path, caplog: pytest.
     assert "the file of ant has changed" in caplog.text
 
 
+def test_who_waits_for_a_model_with_requests_is_told(tmp_path: Path) -> None:
+    """One that is loaded again when its requests are over: they may take for ever."""
+    house = House(tmp_path, "ant", room_seconds=0.05)
+
+    async def work() -> None:
+        lease = await house.use("ant")
+        house.models.unload(house["ant"])
+        with pytest.raises(ApiError, match="'ant' is loaded again when its requests are over") as problem:
+            await house.use("ant")
+        assert problem.value.status == 503
+        assert house.states() == {"ant": "loaded"}
+        lease.release()
+        await until(lambda: house.events == ["load ant", "close ant"])
+        (await house.use("ant")).release()
+        assert house.events == ["load ant", "close ant", "load ant"]
+
+    run(work)
+
+
 def test_a_model_whose_device_is_lost_is_loaded_again(tmp_path: Path) -> None:
     house = House(tmp_path, "ant")
 

@@ -242,6 +242,10 @@ class Models:
         model._waiters.append(waiter)
         self._begin_load(model)
         try:
+            await asyncio.wait((waiter,), timeout=self.options.room_seconds)
+            if not waiter.done() and model.served is not None:  # its requests may take for ever
+                busy = f"the model {model.name!r} is loaded again when its requests are over"
+                raise unavailable(f"{busy}; try again in a few seconds")
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
@@ -332,7 +336,7 @@ class Models:
         try:
             served = await self._bring_in(model)
         except asyncio.CancelledError:
-            model.state = before
+            model.state = "loaded" if model.served is not None else before  # it still has requests
             raise
         except ApiError as problem:  # there is no room
             model.state = before
