@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import threading
 import time
 import weakref
@@ -488,6 +489,23 @@ def test_a_file_that_is_replaced_is_loaded_again(tmp_path: Path, caplog: pytest.
 
     run(work)
     assert "the file of ant has changed" in caplog.text
+
+
+def test_a_part_that_is_replaced_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second part of a model in several files."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    house = House(tmp_path, "ant-00001-of-00002")
+    second = house.path("ant-00002-of-00002")
+    second.write_bytes(b"x")
+
+    async def work() -> None:
+        for content, loads in ((b"x", 1), (b"x", 1), (b"xy", 2)):
+            second.write_bytes(content)
+            os.utime(second, (1, 1))
+            (await house.use("ant-00001-of-00002")).release()
+            assert house.events.count("load ant-00001-of-00002") == loads
+
+    run(work)
 
 
 def test_who_waits_for_a_model_with_requests_is_told(tmp_path: Path) -> None:

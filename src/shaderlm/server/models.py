@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from typing import Literal, TypeVar
 
 from ..engine import EngineStats
 from ..errors import DeviceError, MemoryFullError, ModelError, ShaderlmError, TooLargeError
+from ..formats.gguf import all_parts
 from ..formats.opening import checkpoint_bytes
 from .errors import ENDING, ApiError, unavailable
 from .metrics import Metrics, added
@@ -676,9 +677,9 @@ def local_path(model: str) -> Path | None:
 
 
 def stamp_of(path: Path) -> object:
-    """What changes with the file, or with the files of a folder; None: it is gone."""
+    """What changes with the file, with the parts of one, or with the files of a folder; None: some are gone."""
     try:
-        files: Sequence[Path] = sorted(path.iterdir()) if path.is_dir() else (path,)
+        files = sorted(path.iterdir()) if path.is_dir() else map(Path, all_parts(str(path)))
         facts = [each.stat() for each in files]
     except OSError:
         return None
