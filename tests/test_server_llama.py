@@ -168,7 +168,13 @@ def test_apply_template(http: httpx.Client) -> None:
 
 
 def test_names(http: httpx.Client) -> None:
-    listed = http.get("/models").json()["data"][0]
+    found = http.get("/models").json()
+    listed, in_its_form = found["data"][0], found["models"][0]
+    assert (in_its_form["name"], in_its_form["model"], in_its_form["capabilities"]) == (
+        "first",
+        "first",
+        ["completion"],
+    )
     assert (listed["id"], listed["aliases"], listed["tags"]) == ("first", ["first", "second"], ["chat"])
     for name in ("first", "second", "tiny", "gpt-4o", None):
         answer = http.post("/chat/completions", json={"model": name, "messages": ASK, "max_tokens": 1})

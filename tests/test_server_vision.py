@@ -151,7 +151,9 @@ def test_what_a_tool_gave(http: httpx.Client, oracle: VisionOracle) -> None:
 
 def test_what_the_model_says_of_itself(http: httpx.Client) -> None:
     assert http.get("/props").json()["modalities"] == {"vision": True, "audio": False}
-    assert http.get("/v1/models").json()["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+    found = http.get("/v1/models").json()
+    assert found["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+    assert found["models"][0]["capabilities"] == ["completion", "multimodal"]
     assert "vision" in http.post("/api/show", json={"model": "eyes"}).json()["capabilities"]
 
 

@@ -17,7 +17,7 @@ from .models import HostedModel
 from .served import ServedModel
 from .service import Service
 from .types.llama_server import ModelRequest, Success
-from .types.openai import Architecture, Model, ModelList, ModelMeta, ModelStatus
+from .types.openai import Architecture, ListedModel, Model, ModelList, ModelMeta, ModelStatus
 
 ANY = "*"  # as llama-server: all models
 
@@ -50,11 +50,20 @@ def _loaded(served: ServedModel, status: ModelStatus, path: Any) -> Model:
     return Model(served.name, "model", served.created, "shaderlm", names, tags, meta, status, path, kind)
 
 
+def _listed(model: HostedModel) -> ListedModel:
+    listed = ListedModel(model.name, model.name, "model", [*model.source.tags])
+    if (served := model.served) is not None:
+        listed.name = listed.model = served.name
+        listed.capabilities = ["completion", *(["multimodal"] if served.model.vision is not None else [])]
+    return listed
+
+
 async def models(service: Service, request: Request) -> Response:
     """All of them."""
     service.check_model()
     await service.models.refresh()
-    return _json(ModelList("list", [described(each) for each in service.models.all()]))
+    there = service.models.all()
+    return _json(ModelList("list", [described(each) for each in there], [_listed(each) for each in there]))
 
 
 async def one_model(service: Service, request: Request) -> Response:

@@ -71,11 +71,22 @@ class Model(Struct):
     architecture: Architecture | UnsetType = UNSET  # once it is loaded
 
 
+class ListedModel(Struct):
+    """What llama-server's page and clients of Ollama read in a list of models."""
+
+    name: str
+    model: str
+    type: Literal["model"]
+    tags: list[str]
+    capabilities: list[Literal["completion", "multimodal"]] | UnsetType = UNSET  # once it is loaded
+
+
 class ModelList(Struct):
-    """All models."""
+    """All models, for clients of OpenAI and, in the same order, in llama-server's form."""
 
     object: Literal["list"]
     data: list[Model]
+    models: list[ListedModel]
 
 
 # Chat: requests ------------------------------------------------------------------------------------------
