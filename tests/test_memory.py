@@ -15,8 +15,11 @@ from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
 from shaderlm.models.checkpoint import architecture_of
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.sizes import memory_of
 
+from .checkpoints import recorded, write_gguf
 from .command_line import shaderlm
 from .conftest import taken_for
 from .runners import config_of, runner_of
@@ -52,6 +55,21 @@ def test_a_model_takes_what_is_predicted(device: Device, tiny: Path, reserve: in
         predicted = memory(architecture_of(file), config_of(file, dense=False), device.caps, CONTEXT)
     assert predicted == runner.memory(CONTEXT)
     assert predicted.total == pytest.approx(held(runner), rel=0.05)
+    runner.close()
+
+
+@pytest.mark.full
+def test_the_copy_of_a_state_is_counted(device: Device, tmp_path: Path) -> None:
+    """Beside the rows of the states: a copy goes by way of a buffer."""
+    runner = runner_of(write_gguf(tmp_path / "tiny.gguf", recorded("qwen35")), device)
+    assert isinstance(runner, GpuRunner)
+    session = Session(runner)
+    session.feed([1] * 3)
+    runner.free(runner.fork(session.sequence))
+    plan = runner.plan(StepSpec(1, cache=runner.cache))
+    stateless = replace(plan, buffers={name: b for name, b in plan.buffers.items() if b.role != "recurrent"})
+    one, other = (memory_of([each], [], runner.config, device.caps, PAGE) for each in (plan, stateless))
+    assert one.scratch - other.scratch == runner.state_bytes == runner._state_copy.size
     runner.close()
 
 

@@ -112,6 +112,7 @@ def memory_of(bodies: Iterable[Plan], heads: Iterable[Plan], config: Config, cap
     scratch = sum(sizes.values()) + positions * sum(4 * rope.rotary for rope in config.ropes.values())
     weights = sum(spec.nbytes for spec in weights_of(plans).values())
     states = {name: spec.nbytes for plan in bodies for name, spec in plan.of_role("recurrent").items()}
+    scratch += sum(states.values())  # by way of which a row of them is copied
     cache = sum(rows.values()) * PAGE * pages_of(tokens) + sum(states.values()) * FIRST_STATES
     return Memory(weights, cache, scratch)
 
