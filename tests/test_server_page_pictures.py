@@ -45,14 +45,20 @@ def test_a_conversation_about_pictures(
 ) -> None:
     folder = vision_oracles["qwen3vl"].folder / "images"
     files = sorted(folder.iterdir())[:2]
-    text = tmp_path / "text.png"
-    text.write_text("no picture")
+    text, other = tmp_path / "text.png", tmp_path / "other.png"
+    for each in (text, other):
+        each.write_text("no picture")
     with closing(Browser(tmp_path)) as browser:
         browser.open(server.url + "/")
         browser.until("!document.querySelector('#add-picture').hidden")
         _choose(browser, files, 2)
         browser.run("document.querySelector('#pictures button').click()")
         assert browser.run("document.querySelectorAll('#pictures img').length") == 1
+        browser.run("document.querySelector('#pictures button').click()")
+        _choose(browser, [text, files[0], other, files[1]], 2)
+        problem = "No pictures that this browser can read: text.png, other.png."
+        browser.until(f"document.querySelector('#picture-problem').textContent === {json.dumps(problem)}")
+        browser.run("document.querySelector('#pictures button').click()")
         _choose(browser, [text], 1)
         browser.until("document.querySelector('#picture-problem').textContent.includes('no picture that this browser')")
         browser.run("document.querySelector('#prompt').value = 'What is it?'; document.querySelector('#send').click()")

@@ -6,6 +6,7 @@ import { announce, byId, make } from "./dom.js";
 const SIDE = 1024; // pixels of the longer side: a browser keeps some dozens of these
 const QUALITY = 0.85; // of JPEG
 export const MOST_PICTURES = 8; // of a message
+const MOST_NAMES = 3; // of files that are no pictures, in a message about them
 
 let pictures = [];
 let isOn = false;
@@ -47,17 +48,26 @@ function show() {
 }
 
 async function add(files) {
+  const bad = [];
+  let isFull = false;
   for (const file of files) {
-    if (pictures.length >= MOST_PICTURES) return tell(`A message has at most ${MOST_PICTURES} pictures.`);
+    isFull = pictures.length >= MOST_PICTURES;
+    if (isFull) break;
     try {
       pictures.push(await dataUrl(file));
     } catch { // the browser cannot decode it
-      return tell(`${file.name.slice(0, 80) || "This"} is no picture that this browser can read.`);
+      bad.push(file.name.slice(0, 80) || "A file");
+      continue;
     }
     show();
     announce("A picture is added");
   }
-  byId("picture-problem").textContent = "";
+  const names = [...bad.slice(0, MOST_NAMES), ...(bad.length > MOST_NAMES ? [`${bad.length - MOST_NAMES} more`] : [])];
+  const problems = [];
+  if (bad.length === 1) problems.push(`${names[0]} is no picture that this browser can read.`);
+  if (bad.length > 1) problems.push(`No pictures that this browser can read: ${names.join(", ")}.`);
+  if (isFull) problems.push(`A message has at most ${MOST_PICTURES} pictures.`);
+  tell(problems.join(" "));
 }
 
 function tell(text) {
