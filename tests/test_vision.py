@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from shaderlm.compile.lowering import Lowering
 from shaderlm.engine import LanguageModel, driver
@@ -29,6 +30,7 @@ from shaderlm.runtime.device_features import DeviceFeatures
 from shaderlm.runtime.tower import NumpyTower, TowerSource
 from shaderlm.vision import open_picture
 
+from .checkpoints import write_entries
 from .command_line import shaderlm
 from .vision_oracles import IMAGE_TOKENS, NAMES, SOURCES, VisionOracle
 
@@ -137,6 +139,37 @@ def test_greedy_ids(seeing: tuple[VisionOracle, LanguageModel]) -> None:
     plain = model.chat(text, **_GREEDY)
     together = model.chat([text, *conversations], cache_prompt=False, **_GREEDY)
     assert [each.ids for each in together] == [plain.ids, *(each.ids for each in alone)]
+
+
+def test_a_mixture_sees(vision_oracles: dict[str, VisionOracle], tmp_path: Path) -> None:
+    """Qwen3-VL with experts and an mmproj file. All experts are the dense network, so that the text is the same."""
+    oracle, dense = vision_oracles["qwen3vl"], GGUFReader(vision_oracles["qwen3vl"].folder / "model.gguf")
+    metadata = {
+        key.replace("qwen3vl.", "qwen3vlmoe."): field.contents()
+        for key, field in dense.fields.items()
+        if not key.startswith("GGUF.") and key != "general.architecture"
+    }
+    own = {"expert_count": 3, "expert_used_count": 2}
+    own["expert_feed_forward_length"] = metadata["qwen3vlmoe.feed_forward_length"]
+    metadata |= {f"qwen3vlmoe.{key}": value for key, value in own.items()}
+    tensors = {}
+    for each in dense.tensors:
+        block, _, rest = each.name.partition(".ffn_")
+        if rest in ("gate.weight", "up.weight", "down.weight"):
+            tensors[f"{block}.ffn_{rest.replace('.', '_exps.')}"] = np.stack([each.data] * 3)
+            router = np.random.default_rng(len(tensors)).normal(size=(3, metadata["qwen3vlmoe.embedding_length"]))
+            tensors[f"{block}.ffn_gate_inp.weight"] = router.astype(np.float32)
+        else:
+            tensors[each.name] = each.data
+    write_entries(tmp_path / "model.gguf", "qwen3vlmoe", metadata, tensors)
+    (tmp_path / "mmproj.gguf").write_bytes((oracle.folder / "mmproj.gguf").read_bytes())
+    with load_with(
+        tmp_path / "model.gguf", device="numpy", precision="exact", image_tokens=IMAGE_TOKENS["qwen3vl"]
+    ) as model:
+        assert model.vision is not None
+        for case in oracle.cases[:2]:
+            found = model.chat(_messages(oracle, case), **_GREEDY)
+            assert (found.prompt_ids, found.ids) == (case["ids"], case["greedy"])
 
 
 def test_a_conversation_without_images_is_shown(vision_oracles: dict[str, VisionOracle]) -> None:
