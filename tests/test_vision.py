@@ -560,4 +560,5 @@ def test_info(vision_oracles: dict[str, VisionOracle]) -> None:
             assert facts["gpu_weight_bytes"] == replace(tower, formats=formats).weight_bytes
             assert facts["layers"] == tower.layers
             file.close()
-        assert "1,024 × 1,024" in shaderlm("info", oracle.folder / "hf").out
+        assert "of weights on a GPU" in (out := shaderlm("info", oracle.folder / "hf").out)
+        assert "1,024 × 1,024, whose scratch is not counted" in out

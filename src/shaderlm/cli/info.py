@@ -521,7 +521,8 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("on the CPU", f"{size(cpu['packed'])} of weights{dense}, {size(cpu['numpy'])} by NumPy"))
     if images := facts["images"]:
         picture = f"{images['tokens_of_a_picture']:,} tokens for {_SHOWN_PICTURE:,} × {_SHOWN_PICTURE:,}"
-        lines.append(("images", f"{images['layers']} layers, {size(images['gpu_weight_bytes'])} on a GPU; {picture}"))
+        weights = f"{size(images['gpu_weight_bytes'])} of weights on a GPU"
+        lines.append(("images", f"{images['layers']} layers, {weights}; {picture}, whose scratch is not counted"))
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
     return [(label, text) for label, text in lines if text != _NOT_GIVEN]
