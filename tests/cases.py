@@ -233,7 +233,8 @@ CASES: list[Case] = [
     # Every route with the other functions of epilogues.
     *(
         case
-        for tokens, epilogue in ((1, "gelu_mul"), (1, "gelu"), (1, "gelu_erf"), (3, "gelu_mul"), (5, "gelu"), (5, "gelu_erf"))
+        for tokens, epilogue in ((1, "gelu_mul"), (1, "gelu"), (1, "gelu_erf"), (3, "gelu_mul"), (5, "gelu"), (5, "gelu_erf"),
+                                 (1, "gelu_residual"), (5, "gelu_residual"))
         for case in _cases("linear", "tokens K N format bias epilogue", [(tokens, 64, 66, "q4_0", True, epilogue)])
     ),
     *_cases("linear", "tokens K N format bias epilogue", [(1, 64, 33, "f32", False, "gelu"), (2, 32, 34, "f32", False, "gelu_mul")]),

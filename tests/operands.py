@@ -127,6 +127,9 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
     if d["epilogue"] == "add":
         operands["residual"] = residual = _normal(rng, d["tokens"], N)
         y = residual + y
+    elif d["epilogue"] == "gelu_residual":
+        operands["residual"] = residual = _normal(rng, d["tokens"], N)
+        y = reference.gelu_mul(y, residual)
     elif d["epilogue"] == "silu_mul":
         y = reference.silu_mul(y[:, 0::2], y[:, 1::2])
     elif d["epilogue"] == "gelu_mul":

@@ -48,6 +48,22 @@ def build(tokens: int) -> Graph:
     return kind.build(config, StepSpec(tokens))
 
 
+def build_gemma4(tokens: int) -> Graph:
+    """A layer with a window and one without, and the same with the keys and values of these."""
+    further = {
+        **SYNTHETIC["gemma-4-4b"].further,
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": 2,
+        "attention.key_length_swa": D,
+        "attention.value_length_swa": D,
+        "attention.shared_kv_layers": 2,
+        "embedding_length_per_layer_input": 32,
+    }
+    sizes = {**SIZES, "layers": 4, "D": 2 * D, "further": further, "vectors": {"rope_freqs.weight": D}}
+    kind, config = config_of(replace(SYNTHETIC["gemma-4-4b"], **sizes), "q8_0")
+    return kind.build(config, StepSpec(tokens))
+
+
 def labels(graph: Graph) -> Counter[str]:
     return Counter(label(node.op, node.dims) for node in graph.nodes)
 
@@ -61,8 +77,9 @@ def values(graph: Graph, tokens: int) -> dict[str, Any]:
 
     found: dict[str, Any] = {"batch": contiguous_batch(2, tokens, np.arange(tokens) * 7 % SIZES["vocab"])}
     found |= {"tokens": np.zeros(1, np.uint32), "page_table": np.zeros(1, np.uint32)}
-    found["rope_table"] = rope_table(np.arange(8), D).astype(np.float32)
-    found["rope_table_local"] = rope_table(np.arange(8), D, 100.0).astype(np.float32)
+    for name, theta in (("rope_table", 10000.0), ("rope_table_local", 100.0)):
+        width = 2 * graph.tensors[name].shape[1]
+        found[name] = rope_table(np.arange(8), width, theta).astype(np.float32)
     for tensor in graph.tensors.values():
         if tensor.role == "weight":
             pieces = [part(each.name, (each.rows, *tensor.shape[1:])) for each in tensor.parts]
@@ -103,6 +120,30 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
         "rms_norm_add_rms_norm+linear+gelu_mul": LAYERS,
         "rms_norm_mul": 1,  # after the last layer, with its residual
     }
+
+
+# Of Gemma 4 alone: what each may have before it, to find something.
+GEMMA4: dict[str, tuple[str, ...]] = {
+    "linear_gelu_residual": (),
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_each_fusion_of_gemma_4_computes_the_same(tokens: int) -> None:
+    graph = build_gemma4(tokens)
+    given = values(graph, tokens)
+    caches = [name for name, tensor in graph.tensors.items() if tensor.role == "state"]
+    expected = interpret.run(graph, given)["hidden"]
+    assert np.abs(expected).max() > 0.1
+    for name, before in GEMMA4.items():
+        fused, without = fuse(graph, (*before, name))[0], fuse(graph, before)[0]
+        assert len(fused.nodes) < len(without.nodes), name
+    for fusions in (*((*before, name) for name, before in GEMMA4.items()), None):
+        fused = fuse(graph, fusions)[0]
+        mine = values(fused, tokens)
+        np.testing.assert_allclose(interpret.run(fused, mine)["hidden"], expected, atol=2e-5, err_msg=str(fusions))
+        for name in caches:
+            np.testing.assert_allclose(mine[name], given[name], atol=1e-5, err_msg=f"{name}, {fusions}")
 
 
 @pytest.mark.long

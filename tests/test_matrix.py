@@ -81,7 +81,7 @@ def test_every_format(kind: str, config: Config, device: Device) -> None:
 
 
 @pytest.mark.parametrize("prologue", ["none", "rms_norm"])
-@pytest.mark.parametrize("epilogue", ["none", "add", "silu_mul", "rope_kv_write"])
+@pytest.mark.parametrize("epilogue", ["none", "add", "silu_mul", "gelu_residual", "rope_kv_write"])
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, split=3), FEW], ids=str)
 def test_prologues_and_epilogues(prologue: str, epilogue: str, config: Config, device: Device) -> None:
     """Rows of a batch that is not full, columns that fill neither a tile nor a quad, a part of k that is shorter."""
@@ -137,7 +137,7 @@ def test_few_rows(config: FewConfig, device: Device) -> None:
     check(config, device, tokens=config.rows + 3, K=352, N=5 * config.columns + 6, format="q4_0")
 
 
-@pytest.mark.parametrize("epilogue", ["add", "silu_mul"])
+@pytest.mark.parametrize("epilogue", ["add", "silu_mul", "gelu_residual"])
 def test_few_rows_and_parts_of_k(epilogue: str, device: Device) -> None:
     """The kernel stores parts, and has an epilogue that the merge applies. A part of k is shorter than the others."""
     given: dict[str, Any] = {"tokens": 19, "K": 352, "N": 38, "format": "q8_0", "batched": True, "epilogue": epilogue}
@@ -339,7 +339,8 @@ def test_tint_reads_every_kernel(kind: str, null: Any) -> None:
     """Every format with every prologue and epilogue, and every tile, as devices with matrix units get them."""
     caps = replace(with_units(LARGE_GPU), implementation="dawn")
     configs = (SMALL, replace(SMALL, split=2), FEW)
-    epilogues: tuple[dict[str, Any], ...] = (*({"epilogue": name} for name in ("none", "add", "silu_mul")), ROPE)
+    names = ("none", "add", "silu_mul", "gelu_residual")
+    epilogues: tuple[dict[str, Any], ...] = (*({"epilogue": name} for name in names), ROPE)
     ways = itertools.product(("none", "rms_norm"), epilogues, (False, True), configs)
     made: list[tuple[dict[str, Any], Config]] = [
         ({"format": kind, "prologue": prologue, "batched": batched, **epilogue}, config)

@@ -304,6 +304,7 @@ _TABLE = (
             Part("add", "a=residual b=out -> out", _RESULTS, where(epilogue="add")),
             *_gated("silu_mul", epilogue="silu_mul"),
             *_gated("gelu_mul", epilogue="gelu_mul"),
+            Part("gelu_mul", "a=out b=residual -> out", _RESULTS, where(epilogue="gelu_residual")),
             *(Part(op, "x=out -> out", _RESULTS, where(epilogue=op)) for op in ("gelu", "gelu_erf")),
             Part(
                 "rope_kv_write",

@@ -569,6 +569,7 @@ FUSIONS = (
     Fusion("experts_shared", "add_gated", _shared_expert),
     *(Fusion(f"linear_{op}", op, gate("linear", "epilogue")) for op in ("silu_mul", "gelu_mul")),
     *(Fusion(f"linear_{op}", op, extend("linear", op, epilogue=op)) for op in ("gelu", "gelu_erf")),
+    Fusion("linear_gelu_residual", "gelu_mul", extend("linear", "gelu_mul", epilogue="gelu_residual")),
     *(Fusion(f"experts_{op}", op, gate("linear_experts", "combine")) for op in EXPERT_GATES),
     Fusion("experts_add", "add", extend("linear_experts", "add", needs={"combine": "sum"}, residual=True)),
     Fusion("linear_merge", "linear", _merge),

@@ -19,7 +19,7 @@ OPS: Mapping[str, Op | Chain] = {**PRIMITIVES, **CHAINS}
 
 
 PROLOGUES = ("none", "int16_activations", "rms_norm", "rms_norm_add_rms_norm")
-EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "rope_kv_write")
+EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "gelu_residual", "rope_kv_write")
 _CHOICES = {
     "scales": ("f32", "f16"),
     "cache": ("f32", "f16"),

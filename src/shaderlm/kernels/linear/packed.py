@@ -99,6 +99,8 @@ def gated(dims: Dims) -> bool:
 
 def epilogue_files(dims: Dims) -> tuple[str, ...]:
     """What becomes of sums: the epilogue, and the functions that it takes."""
+    if dims.get("epilogue") == "gelu_residual":
+        return "linear/epilogue_gelu_residual", "linear/activation_gelu", "shared/gelu"
     name = {"gelu_mul": "gelu", "gelu": "gelu", "gelu_erf": "gelu_erf"}.get(dims.get("epilogue", "none"), "silu")
     return "linear/epilogue", f"linear/activation_{name}", f"shared/{name}"
 
@@ -171,11 +173,11 @@ def over_ranges(
     """
     lay, k = layout(dims), padded_k(dims)
     constants = {**lay.constants, **constants}
-    residual, tokens = dims.get("epilogue") == "add", dims["tokens"]
+    residual, tokens = dims.get("epilogue") in ("add", "gelu_residual"), dims["tokens"]
     out = tokens * columns(dims, dims["N"])
     there = {"bias": dims["bias"], "scales": lay.groups}
     buffers = {"x": f32(tokens * k), "out": f32(out), **batch_if_read(dims)}
-    if "linear/epilogue" in kernel.include:
+    if not {"linear/epilogue", "linear/epilogue_gelu_residual"}.isdisjoint(kernel.include):
         there["residual"] = residual
         buffers["residual"] = f32(out) if residual else 0
     specialised = specialise and is_specialised(tokens, caps)
