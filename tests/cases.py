@@ -125,6 +125,11 @@ CASES: list[Case] = [
         [(5, 3, 64, True, True), (3, 1, 130, False, True), (1, 1, 1152, False, True), (2, 1, 12004, False, True)],
     ),
     *_cases(
+        "rms_norm_mul",
+        "tokens heads width batched residual scaled",
+        [(5, 1, 64, True, True, True), (3, 1, 130, False, True, True), (1, 1, 2560, False, True, True)],
+    ),
+    *_cases(
         "layer_norm",
         "tokens heads width bias batched",
         [(3, 1, 1), (3, 1, 63, True), (2, 1, 576, True), (3, 1, 1028), (2, 1, 4100, True), (5, 3, 64, True, True)],

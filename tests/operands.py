@@ -57,6 +57,9 @@ def _norm_mul(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
     if d["residual"]:
         operands["residual"] = residual = _normal(rng, *x.shape)
         out = reference.add(residual, out)
+    if d["scaled"]:
+        operands["scale"] = scale = np.array([0.375], np.float32)
+        out = out * scale
     return _with_batch(d, operands, {"out": out})
 
 

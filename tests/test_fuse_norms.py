@@ -125,6 +125,7 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
 # Of Gemma 4 alone: what each may have before it, to find something.
 GEMMA4: dict[str, tuple[str, ...]] = {
     "linear_gelu_residual": (),
+    "rms_norm_mul_add_mul": ("rms_norm_mul", "rms_norm_mul_add"),
 }
 
 

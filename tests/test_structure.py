@@ -323,6 +323,8 @@ def _shapes(op: str) -> Iterator[dict[str, Any]]:
             given["rounded"] &= one_row and given["epilogue"] in ("silu_mul", "gelu_mul") and given["N"] % 64 == 0
             if given["prologue"] == "int16_activations" and not one_row:
                 continue
+        if op == "rms_norm_mul":
+            given["residual"] |= given["scaled"]
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
         if op == "linear_experts" and (given["combine"] == "sum" or given["prologue"] != "rms_norm"):
@@ -344,7 +346,7 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
     if dims.get("sinks") is False:
         absent.add("sinks")
     if dims.get("scaled") is False:
-        absent.add("expert_scale")
+        absent |= {"expert_scale", "scale"}
     if op == "linear_experts":
         absent |= {"factors"} if dims["combine"] != "sum" else set()
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()

@@ -269,8 +269,10 @@ _TABLE = (
             Part("rms_norm", "x batch -> out"),
             Part("mul", "a=out b=weight -> out", {"count": _values, "period": "width"}),
             Part("add", "a=residual b=out -> out", _EACH, where(residual=True)),
+            Part("mul", "a=out b=scale -> out", {**_EACH, "period": Is(1)}, where(scaled=True)),
         ),
-        {**NORM, "residual": False},
+        {**NORM, "residual": False, "scaled": False},
+        conditions=(conditions.sums_are_scaled,),
     ),
     Chain(
         "add_rms_norm",

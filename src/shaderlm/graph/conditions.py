@@ -133,6 +133,11 @@ def sums_have_residuals(d: Dims) -> str | None:
     return f"a residual needs combine='sum', got {d['combine']!r}" if wrong else None
 
 
+def sums_are_scaled(d: Dims) -> str | None:
+    """One factor for all values is for what a norm is added to."""
+    return "scaled needs a residual, to which the norm is added" if d["scaled"] and not d["residual"] else None
+
+
 def experts_prologue(d: Dims) -> str | None:
     """A norm is for inputs that the experts of a row share."""
     known = ("none",) if d["combine"] == "sum" else ("none", "rms_norm")

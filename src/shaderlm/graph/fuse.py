@@ -587,6 +587,7 @@ FUSIONS = (
     Fusion("add_rms_norm", "rms_norm_mul", compose("add_rms_norm")),
     Fusion("rms_norm_add_rms_norm", "add_rms_norm", compose("rms_norm_add_rms_norm")),
     Fusion("rms_norm_mul_add", "add", extend("rms_norm_mul", "add", residual=True)),
+    Fusion("rms_norm_mul_add_mul", "mul", extend("rms_norm_mul", "mul", needs={"residual": True}, scaled=True)),
     Fusion(
         "rms_norm_linear", "rms_norm_mul", precede("linear", "linear_experts", part="rms_norm_mul", prologue="rms_norm")
     ),

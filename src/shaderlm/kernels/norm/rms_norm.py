@@ -44,6 +44,8 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
             sums, needs = reduction(caps)
             constants = _vec4_constants(width, caps)
         finish: tuple[str, ...] = ("norm/finish_add" if dims.get("residual") else "norm/finish_none",)
+        if dims.get("scaled"):
+            finish = ("norm/finish_add_mul",)
         if gated := op == "rms_norm_silu_mul":
             finish = ("norm/finish_gate", "pointwise/apply_silu_mul")
             quads = 1 if strategy == "scalar" else 4
@@ -56,6 +58,8 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
             buffers["weight"] = f32(width)
         if dims.get("residual"):
             buffers["residual"] = f32(rows * width)
+        if dims.get("scaled"):
+            buffers["scale"] = f32(1)
         if gated:
             buffers["gate"] = f32(dims["tokens"] * dims["stride"])
         named: dict[str, Constant] = dict(constants)
