@@ -130,6 +130,14 @@ ROWS: list[Row] = [
         ],
     ),
     *_rows(
+        "rms_norm_rope",
+        "tokens H D rotary interleaved first stride eps",
+        [
+            (1, 8, 256, 256, False), (5, 3, 8, 8, False, 4, 40, 0.5), (3, 4, 12, 4, True),
+            (4, 2, 512, 48, False, 0, 1200),
+        ],
+    ),
+    *_rows(
         "rms_norm_rope_attention",
         "tokens Hq Hkv D rotary interleaved cache keys context window softcap scale "
         "q_first q_stride k_first k_stride v_first v_stride",

@@ -177,6 +177,15 @@ def rope(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     return {"x": x, "batch": batch, "table": table}, {"out": _without_padding(out, batch)}
 
 
+def rms_norm_rope(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    wide, weight = _normal(rng, d["tokens"], d["stride"]), _normal(rng, d["D"])
+    heads = wide[:, d["first"] :][:, : d["H"] * d["D"]].reshape(d["tokens"], d["H"], d["D"])
+    positions = 2 * d["tokens"] + 3
+    batch, table = slots_batch(rng, d["tokens"], positions, positions), _table(d, positions)
+    out = reference.rope(weighted_norm(heads, weight, d["eps"]), table[batch[1:, 1]], d["interleaved"])
+    return {"x": wide, "weight": weight, "batch": batch, "table": table}, {"out": _without_padding(out, batch)}
+
+
 MAKERS: dict[str, Callable[..., Any]] = {
     "attention": attention,
     "kv_write": kv_write,
@@ -184,4 +193,5 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "rms_norm_rope_kv_write": rope_kv_write,
     "rms_norm_rope_attention": rms_norm_rope_attention,
     "rope": rope,
+    "rms_norm_rope": rms_norm_rope,
 }

@@ -33,6 +33,7 @@ _FAMILIES = {
     "linear_q4gsw": "q4gsw",
     "attention": "attention", "kv_write": "attention", "rope_kv_write": "attention",
     "rms_norm_rope_kv_write": "attention", "rms_norm_rope_attention": "attention", "rms_norm_rope_attention_linear": "attention",
+    "rms_norm_rope": "attention",
     "sample": "sampling", "argmax": "sampling",
 }  # fmt: skip
 

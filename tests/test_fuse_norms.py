@@ -126,6 +126,7 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
 GEMMA4: dict[str, tuple[str, ...]] = {
     "linear_gelu_residual": (),
     "rms_norm_mul_add_mul": ("rms_norm_mul", "rms_norm_mul_add"),
+    "rms_norm_rope": ("rms_norm_mul",),
 }
 
 

@@ -232,6 +232,10 @@ def _row_values(d: Dims) -> int:
     return int(d["heads"] * d["width"])
 
 
+def _head_values(d: Dims) -> int:
+    return int(d["H"] * d["D"])
+
+
 def _channels(d: Dims) -> int:
     return int(2 * d["Hk"] * d["Dk"] + d["Hv"] * d["Dv"])
 
@@ -379,6 +383,16 @@ _TABLE = (
         ),
         {**_ROTATED, "eps": 1e-6},
         ("out", "k_cache", "v_cache"),
+    ),
+    # Queries alone, of layers that read the keys and values of another.
+    Chain(
+        "rms_norm_rope",
+        (
+            Part("slice", "x -> out=x", _taken("stride", "first", _head_values), implied=_in_quads),
+            Part("rms_norm_mul", "x weight -> out=x", {"heads": "H", "width": "D"}),
+            Part("rope", "x batch table -> out"),
+        ),
+        {**PRIMITIVES["rope"].dims, "eps": 1e-6, "first": 0, "stride": _head_values},
     ),
     Chain(
         "rms_norm_rope_attention",

@@ -576,6 +576,7 @@ FUSIONS = (
     Fusion("rope_kv_write", "kv_write", compose("rope_kv_write", follows=("attention", "q"))),
     Fusion("rms_norm_rope_kv_write", "rope_kv_write", compose("rms_norm_rope_kv_write")),
     Fusion("rms_norm_rope_attention", "attention", compose("rms_norm_rope_attention", only={"tokens": 1})),
+    Fusion("rms_norm_rope", "rope", compose("rms_norm_rope")),
     Fusion("short_conv_gated_delta_rule", "silu_mul", compose("short_conv_gated_delta_rule", only={"single": True})),
     Fusion("mul_short_conv_mul", "mul", compose("mul_short_conv_mul")),
     Fusion("slice_short_conv", "short_conv", compose("slice_short_conv")),

@@ -1,5 +1,5 @@
 """Routes of rope_kv_write and rms_norm_rope_kv_write: queries rotated, keys rotated on their way into the cache, values
-beside them; the second with norms of the heads before that.
+beside them; the second with norms of the heads before that. And of rms_norm_rope: the same of queries alone.
 """
 
 from __future__ import annotations
@@ -54,12 +54,31 @@ def _norm_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((Dispatch(kernel, _heads(dims), params, _constants(dims)),), buffers)
 
 
+def _queries_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    tokens, values = dims["tokens"], dims["tokens"] * dims["H"] * dims["D"]
+    sums, needs = reduction(caps)
+    kernel = Kernel("attention/rms_norm_rope", ("shared/batch", "attention/rotate_quads", sums), needs)
+    params = {"heads": dims["H"], "eps": float(dims["eps"])}
+    params |= {name: dims[name] // 4 for name in ("rotary", "first", "stride")} | {"quads": dims["D"] // 4}
+    buffers = {"x": f32(tokens * dims["stride"]), "weight": f32(dims["D"]), "batch": batch_bytes(tokens)}
+    buffers |= {"table": f32(dims["rotary"]), "out": f32(values)}
+    return LaunchList((Dispatch(kernel, tokens * dims["H"], params, _constants(dims)),), buffers)
+
+
+def _queries_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    return _quads_unsupported_reason(dims, ("D", "first", "stride"))
+
+
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why heads are not rotated in quads."""
+    return _quads_unsupported_reason(dims, ("D", "q_first", "q_stride", "k_first", "k_stride", "v_first", "v_stride"))
+
+
+def _quads_unsupported_reason(dims: Dims, names: tuple[str, ...]) -> str | None:
     pairs = 4 if dims["interleaved"] else 8
     if dims["rotary"] % pairs:
         return f"rotary % {pairs} must be 0, rotary is {dims['rotary']}"
-    for name in ("D", "q_first", "q_stride", "k_first", "k_stride", "v_first", "v_stride"):
+    for name in names:
         if dims[name] % 4:
             return f"{name} % 4 must be 0, {name} is {dims[name]}"
     return None
@@ -68,4 +87,5 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 ROUTES: tuple[Route, ...] = (
     Route("rope_kv_write", "quads", _launch_list, unsupported_reason),
     Route("rms_norm_rope_kv_write", "heads", _norm_launch_list, unsupported_reason),
+    Route("rms_norm_rope", "heads", _queries_launch_list, _queries_unsupported_reason),
 )
