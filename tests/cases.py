@@ -351,6 +351,8 @@ CASES: list[Case] = [
     *_cases("mean_rows", "tokens group width", [(1, 1, 1), (7, 4, 33), (40, 16, 96)]),
     *_cases("clamp", "count", [(1,), (70 * 33,)]),
     *_cases("attend_spans", "tokens H D scale", [(1, 1, 4, 0.5), (9, 2, 8, 0.35), (70, 3, 72, 0.118), (150, 2, 128, 0.088)]),
+    *_cases("slice_attend_spans", "tokens H D scale", [(1, 1, 8, 0.5), (70, 3, 72, 0.118)]),
+    *_cases("slice_rope_by_row_attend_spans", "tokens H D scale rotary", [(9, 2, 16, 0.35), (70, 3, 64, 0.125, 32)]),
     *_cases("rope_by_row", "tokens H D rotary interleaved", [(1, 1, 4), (7, 3, 64, 32, True), (70, 2, 20, 16)]),
     *_cases(
         "rope_rows",
@@ -439,7 +441,7 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
     if case.op == "attention_reach":
         return "attention f16" if case.dims["cache"] == "f16" else "attention"
-    if case.op == "attend_spans":
+    if case.op.endswith("attend_spans"):
         return "attention"
     moves = (
         "embedding",

@@ -107,22 +107,31 @@ def test_scores(window: int, softcap: float, sinks: bool, gpu: Device) -> None:
     assert_close(attend(gpu, dims, operands), expected["out"], "attention f16", f"{how}")
 
 
-SPANS: Route = next(route for route in routes_of("attend_spans") if route.name == "matrix")
+PADDED: dict[str, Any] = {"tokens": 70, "H": 3, "D": 72, "scale": 0.118}
+WHOLE: dict[str, Any] = {"tokens": 90, "H": 2, "D": 32, "scale": 0.3}
 
 
-# Heads that fill matrices, and heads that are padded; spans that end within a tile, and rows of none.
+# Heads that fill matrices, and heads that are padded; spans that end within a tile, and rows of none. Of tensors, and
+# of a product that has all three.
 @pytest.mark.parametrize(
-    "dims", [{"tokens": 70, "H": 3, "D": 72, "scale": 0.118}, {"tokens": 90, "H": 2, "D": 32, "scale": 0.3}]
+    ("op", "dims"),
+    [
+        ("attend_spans", PADDED),
+        ("attend_spans", WHOLE),
+        ("slice_attend_spans", PADDED),
+        ("slice_rope_by_row_attend_spans", {**WHOLE, "rotary": 16}),
+    ],
 )
-def test_spans(dims: dict[str, Any], gpu: Device) -> None:
-    operands, expected = VISION["attend_spans"](np.random.default_rng(3), dims)
+def test_spans(op: str, dims: dict[str, Any], gpu: Device) -> None:
+    route = next(route for route in routes_of(op) if route.name == "matrix")
+    operands, expected = VISION[op](np.random.default_rng(3), dims)
     units = with_units(gpu.caps)
-    assert SPANS.reason(dims, units) is None
-    launch_list = SPANS.launch_list(dims, units)
+    assert route.reason(dims, units) is None
+    launch_list = route.launch_list(dims, units)
     if SHAPE not in gpu.caps.matrix_shapes:
         dispatches = (replace(one, kernel=replace(one.kernel, unroll=False)) for one in launch_list.dispatches)
         launch_list = LaunchList(tuple(dispatches), launch_list.buffers)
-    program = lower(SPANS, dims, units, operands, launch_list=launch_list)
+    program = lower(route, dims, units, operands, launch_list=launch_list)
     raw = gpu.run(runnable(program, gpu))["out"]
     assert_close(raw.view(np.float32).reshape(expected["out"].shape), expected["out"], "attention f16", str(dims))
 

@@ -137,7 +137,7 @@ def test_every_op_has_its_cost(op: str) -> None:
             for name in operands & STATES:
                 assert parts[name] == 2 * (dims["tokens"] if dims["single"] else 1)
             # A product rotates in one epilogue; the table of rope_by_row has a row for each row of the step.
-            rotated = op != "rope_by_row" and (op != "linear" or dims["epilogue"] == "rope_kv_write")
+            rotated = "rope_by_row" not in op and (op != "linear" or dims["epilogue"] == "rope_kv_write")
             for name in operands & ROWS if rotated else ():
                 seen = (
                     position

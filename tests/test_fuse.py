@@ -40,6 +40,7 @@ _ABSENT = (
     "mamba2",
     "rms_norm_silu",
     "sigmoid",
+    "attend_spans",
 )
 NAMES = [fusion.name for fusion in FUSIONS if not any(part in fusion.name for part in _ABSENT)]
 

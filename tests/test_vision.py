@@ -23,11 +23,14 @@ from shaderlm.errors import InputError
 from shaderlm.formats.hf.towers import open_folder_tower
 from shaderlm.formats.vision_files import VisionFile, open_mmproj
 from shaderlm.gpu.pipelines import key_of
+from shaderlm.graph import interpret
 from shaderlm.graph.batch import PAGE
-from shaderlm.models.vision import Tower, read_tower
+from shaderlm.graph.fuse import fuse
+from shaderlm.models.vision import Tower, read_tower, tower_inputs
 from shaderlm.runtime import gpu_tower
 from shaderlm.runtime.device_features import DeviceFeatures
 from shaderlm.runtime.tower import NumpyTower, TowerSource
+from shaderlm.runtime.weights import dense
 from shaderlm.vision import open_picture
 
 from .checkpoints import write_entries
@@ -85,6 +88,28 @@ def test_pixels_and_features(name: str, source: str, vision_oracles: dict[str, V
             width = 3 * tower.patch**2
             np.testing.assert_allclose(rows[0][:, :width], _in_patches(pixels, tower), atol=1e-6)
     file.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "op"), [("qwen3vl", "slice_rope_by_row_attend_spans"), ("gemma3-vision", "slice_attend_spans")]
+)
+def test_queries_keys_and_values_are_read_from_one_product(
+    name: str, op: str, vision_oracles: dict[str, VisionOracle]
+) -> None:
+    """No tensor is made of each of them, and the features are the same."""
+    file, tower = _open(vision_oracles[name], "hf")
+    layout = tower.processor.layout(32, 32)
+    graph = tower.build(layout.patches)
+    fused, _ = fuse(graph)
+    assert [node.op for node in fused.nodes if node.op == "slice" or node.op.endswith("spans")] == [op] * tower.layers
+    inputs: dict[str, Any] = {**tower_inputs(tower, layout)}
+    inputs["patches"] = np.random.default_rng(1).standard_normal((layout.patches, tower.patch_width), np.float32)
+    found = [
+        interpret.run(each, {**dense(each.weights(), TowerSource(file, tower)), **inputs}) for each in (graph, fused)
+    ]
+    file.close()
+    for key in graph.outputs:
+        np.testing.assert_allclose(found[1][key], found[0][key], atol=1e-4)
 
 
 def _in_patches(pixels: Any, tower: Tower) -> Any:

@@ -80,6 +80,19 @@ def attend_spans(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     return {"q": q, "k": k, "v": v, "spans": spans}, {"out": out}
 
 
+def slice_attend_spans(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    made, expected = attend_spans(rng, d)
+    return {"x": np.stack([made[name] for name in "qkv"], axis=1), "spans": made["spans"]}, expected
+
+
+def slice_rope_by_row_attend_spans(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    made, _ = slice_attend_spans(rng, d)
+    table = reference.rope_table(rng.integers(0, 999, d["tokens"]), d["rotary"]).astype(np.float32)
+    q, k, v = made["x"].swapaxes(0, 1)
+    q, k = (reference.rope(each, table, False) for each in (q, k))
+    return {**made, "table": table}, {"out": vision.attend_spans(q, k, v, made["spans"], d["scale"])}
+
+
 def rope_by_row(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     x = _normal(rng, d["tokens"], d["H"], d["D"])
     table = reference.rope_table(rng.integers(0, 999, d["tokens"]), d["rotary"]).astype(np.float32)
@@ -147,6 +160,8 @@ MAKERS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "clamp": clamp,
     "mean_rows": mean_rows,
     "attend_spans": attend_spans,
+    "slice_attend_spans": slice_attend_spans,
+    "slice_rope_by_row_attend_spans": slice_rope_by_row_attend_spans,
     "rope_by_row": rope_by_row,
     "rope_rows": rope_rows,
     "put_features": put_features,

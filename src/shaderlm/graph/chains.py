@@ -223,7 +223,7 @@ def _gated(op: str, **values: str) -> tuple[Part, ...]:
     return gate, up, Part(op, "a=gate b=up -> out", {"count": lambda d: rows(d) * d["N"] // 2}, where(**values))
 
 
-def _taken(stride: str, first: str, count: Dim) -> dict[str, Dim]:
+def _taken(stride: Dim, first: Dim, count: Dim) -> dict[str, Dim]:
     """Dims of a slice: so many columns, from one on, of rows that are so wide."""
     return {"width": stride, "first": first, "count": count, "step": Is(1)}
 
@@ -240,6 +240,17 @@ def _channels(d: Dims) -> int:
     return int(2 * d["Hk"] * d["Dk"] + d["Hv"] * d["Dv"])
 
 
+def _third(name: str, number: int) -> Part:
+    """Queries, keys or values, which are columns of one product."""
+
+    def columns(d: Dims) -> int:
+        return int(d["H"] * d["D"])
+
+    dims = _taken(lambda d: 3 * columns(d), lambda d: number * columns(d), columns)
+    return Part("slice", f"x -> out={name}", dims)
+
+
+_THIRDS = tuple(_third(name, i) for i, name in enumerate("qkv"))
 _WIDTH: Mapping[str, Dim] = {"count": lambda d: d["tokens"] * d["width"]}
 _ROWS: Mapping[str, Dim] = {"heads": Is(1), "width": "K"}  # of the inputs of a product
 _NORMED: Mapping[str, Dim] = {**_ROWS, "residual": Is(False)}
@@ -535,6 +546,21 @@ _TABLE = (
             "gates_stride": lambda d: d["Hv"] * (d["Dv"] + 2),
         },
         ("out", "state", "conv_state"),
+    ),
+    # Images: rows of a span see each other.
+    Chain(
+        "slice_attend_spans",
+        (*_THIRDS, Part("attend_spans", "q k v spans -> out")),
+        PRIMITIVES["attend_spans"].dims,
+    ),
+    Chain(
+        "slice_rope_by_row_attend_spans",
+        (
+            *_THIRDS,
+            *(Part("rope_by_row", f"x={name} table -> out={name}") for name in "qk"),
+            Part("attend_spans", "q k v spans -> out"),
+        ),
+        {**PRIMITIVES["attend_spans"].dims, "rotary": of("D")},
     ),
     Chain(
         "slice_sigmoid_mul",

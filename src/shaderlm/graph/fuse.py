@@ -583,6 +583,7 @@ FUSIONS = (
     Fusion("slice_gated_delta_rule", "gated_delta_rule", compose("slice_gated_delta_rule")),
     Fusion("mamba2_scan_silu_mul", "silu_mul", compose("mamba2_scan_silu_mul")),
     Fusion("rms_norm_silu_mul", "silu_mul", compose("rms_norm_silu_mul")),
+    *(Fusion(name, "attend_spans", compose(name)) for name in ("slice_rope_by_row_attend_spans", "slice_attend_spans")),
     Fusion("slice_sigmoid_mul", "sigmoid_mul", compose("slice_sigmoid_mul")),
     Fusion("linear_add", "add", extend("linear", "add", epilogue="add")),
     Fusion("add_rms_norm", "rms_norm_mul", compose("add_rms_norm")),

@@ -1,6 +1,8 @@
 // out[t, i] = x[t, i], and zeros from the width of x to that of out
+// A value is four where rows are whole quads.
 // Grid: one thread per value of out, folded.
 
+alias value = f32;
 const WG: u32 = 64u;
 
 struct Params {
@@ -9,8 +11,8 @@ struct Params {
     to: u32,     // of out
 }
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;          // [tokens, width]
-@group(0) @binding(1) var<storage, read_write> out: array<f32>;  // [tokens, to]
+@group(0) @binding(0) var<storage, read> x: array<value>;          // [tokens, width]
+@group(0) @binding(1) var<storage, read_write> out: array<value>;  // [tokens, to]
 @group(0) @binding(2) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -25,5 +27,5 @@ fn main(
     }
     let i = index % params.to;
     let at = index / params.to * params.width + min(i, params.width - 1u);
-    out[index] = select(0.0, x[at], i < params.width);
+    out[index] = select(value(), x[at], i < params.width);
 }
