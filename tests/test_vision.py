@@ -498,8 +498,13 @@ def test_on_a_device(
             assert np.abs(made[:, : wide.shape[1]] - wide).max() < 2e-3
 
 
-def test_pictures_of_many_sizes_on_a_device(vision_oracles: dict[str, VisionOracle], device: Any) -> None:
-    """What there is for them is bounded, and one that the device cannot hold is refused in words."""
+def test_pictures_of_many_sizes_on_a_device(
+    vision_oracles: dict[str, VisionOracle], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is for them is bounded, and one that the device cannot hold is refused in words.
+
+    Parts of a plan that are submitted one after the other make the same features.
+    """
     oracle = vision_oracles["qwen3vl"]
     file, tower = _open(oracle, "hf")
     runner = gpu_tower.GpuTower(tower, TowerSource(file, tower), device, precision="exact")
@@ -511,6 +516,13 @@ def test_pictures_of_many_sizes_on_a_device(vision_oracles: dict[str, VisionOrac
         counts.append(len(runner._buffers))
     assert np.array_equal(found[0], found[-1])
     assert counts[-1] <= max(counts[: gpu_tower._KEPT_PLANS])
+    monkeypatch.setattr(gpu_tower, "_DISPATCHES", 7)
+    runner._bound.clear()
+    layout = tower.processor.layout(48, 34)
+    assert np.array_equal(np.asarray(runner.encode(np.full((34, 48, 3), 34, np.uint8), layout)), found[0])
+    parts = runner._bound[layout.patches]
+    assert {len(part.dispatches) for part in parts[:-1]} == {7}
+    assert sum(len(part.dispatches) for part in parts) == len(runner._plan(layout.patches).launches)
     runner._lowering = Lowering(replace(device.caps, max_binding=1 << 16), "exact")
     with pytest.raises(InputError, match=r"a picture of 300 × 200 is too large for this device; make it smaller"):
         runner.encode(np.zeros((200, 300, 3), np.uint8), tower.processor.layout(300, 200))

@@ -1,4 +1,4 @@
-"""A tower on a GPU: pixels in, features out, by one submission for each picture.
+"""A tower on a GPU: pixels in, features out.
 
 Features stay on the device, a buffer for each picture, and steps copy the rows that they read. Where they would take
 more memory than there is for them, or the device cannot bind them, they come back to the host.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -30,6 +31,7 @@ from .weights import Progress, Source, upload
 
 _WARM_SIZES = (200, 150), (640, 480), (1000, 750), (2000, 1500)
 _KEPT_PLANS = 8  # of layouts, and of numbers of patches
+_DISPATCHES = 48  # that are submitted at a time: the device begins while others are recorded
 DEVICE_BYTES = 1 << 30  # of features on a device: of pictures that are kept, and of requests that run
 _Key = int | Layout | tuple[str, int]  # of a plan: patches, a layout, and tokens whose levels are brought together
 
@@ -43,7 +45,7 @@ class GpuTower:
         self.tower, self.device = tower, device
         self._lowering = Lowering(device.caps, precision)
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
-        self._bound: dict[_Key, BoundProgram] = {}
+        self._bound: dict[_Key, list[BoundProgram]] = {}  # a plan in parts
         self._buffers: dict[str, Any] = {}  # scratch, inputs and outputs, by the names in plans
         self._layout: Layout | None = None  # whose inputs the buffers hold
         self._features = WeakSet[DeviceFeatures]()  # that somebody has
@@ -105,11 +107,12 @@ class GpuTower:
             for name, spec in plan.buffers.items():
                 self._reserve(name, spec)
         self._write_inputs(pixels, layout)
-        bound = [self._bind(key) for key in keys]
+        bound = [part for key in keys for part in self._bind(key)]
         own = self._feature_buffer(nbytes) if on_device else None
+        for part in bound:
+            self.device.submit([part])
         if own is None:
-            return self._read(bound, layout)
-        self.device.submit(bound)
+            return self._read(layout)
         self.device.copy(Copy(self._buffers["levels" if tower.levels > 1 else "features"], own, nbytes))
         features = DeviceFeatures(self.device, own, layout.tokens)
         self._features.add(features)
@@ -134,12 +137,10 @@ class GpuTower:
             self.device.check()
             return None
 
-    def _read(self, bound: list[BoundProgram], layout: Layout) -> F32:
-        """Run plans, and read features back."""
+    def _read(self, layout: Layout) -> F32:
+        """Read features back."""
         names, nbytes = output_names(self.tower), 4 * layout.tokens * self.tower.out
-        pending = [
-            self.device.submit([] if i else bound, (self._buffers[name], nbytes)) for i, name in enumerate(names)
-        ]
+        pending = [self.device.submit([], (self._buffers[name], nbytes)) for name in names]
         outputs = {}
         for name, each in zip(names, pending, strict=True):
             assert each is not None
@@ -150,11 +151,14 @@ class GpuTower:
         """Until the features of all pictures are there."""
         self.device.flush()
 
-    def _bind(self, key: _Key) -> BoundProgram:
-        """A plan with its buffers, kept until one of them is replaced."""
+    def _bind(self, key: _Key) -> list[BoundProgram]:
+        """The parts of a plan with its buffers, kept until one of them is replaced."""
         plan = self._plan(key)
         if key not in self._bound:
-            self._bound[key] = self.device.bind(plan.program, {name: self._buffer(name, plan) for name in plan.buffers})
+            steps, buffers = plan.program.steps, {name: self._buffer(name, plan) for name in plan.buffers}
+            self.device.compile(steps)  # all at once
+            parts = [steps[first : first + _DISPATCHES] for first in range(0, len(steps), _DISPATCHES)]
+            self._bound[key] = [self.device.bind(replace(plan.program, steps=part), buffers) for part in parts]
         return self._bound[key]
 
     def _reserve(self, name: str, spec: BufferSpec) -> None:

@@ -42,7 +42,7 @@ class Picture:
         """content: the bytes of a file, or pixels."""
         self.width, self.height = width, height
         self._content = content
-        digest = hashlib.blake2b(content if isinstance(content, bytes) else content.tobytes(), digest_size=16)
+        digest = hashlib.blake2b(content if isinstance(content, bytes) else content.reshape(-1).data, digest_size=16)
         if not isinstance(content, bytes):
             digest.update(f"{width}×{height}".encode())
         self.key = digest.digest()  # of the contents: the same picture has the same
