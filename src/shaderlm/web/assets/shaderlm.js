@@ -6,7 +6,6 @@
 //
 // It knows neither models nor ops. plan.json has shaders, buffers and lists of dispatches: "bodies", from token ids to
 // hidden states, and "heads", from there to a sampled token. docs/web.md describes it; shaderlm.d.ts has the types.
-// In this file: errors, files, text, the device, the steps of a conversation, options, and what users call.
 
 import { TemplateError, templateFunction } from "./template.js";
 import { Tokenizer } from "./tokenizer.js";
@@ -58,7 +57,7 @@ function outOfMemory(said, cause) {
 const CACHE = "shaderlm"; // of the Cache API. A file is kept under its hash, whatever folder it came from
 const ATTEMPTS = 2; // to get a file over the network
 
-/** The files of an export: from the cache or from where they are, never with another hash than the plan says. */
+/** The files of an export, never with another hash than the plan says. */
 class Files {
   constructor(folder, mode, signal) {
     this.folder = folder; // a URL
@@ -133,7 +132,7 @@ class Files {
     }
   }
 
-  /** Keep the bytes of a file, whose hash is right, for the next visit. Never fails: it says so in `warnings`. */
+  /** Keep the bytes of a file for the next visit. Never fails: it says so in `warnings`. */
   async keep(file, bytes) {
     if (!this.cache) return;
     try {
@@ -1029,7 +1028,7 @@ class Runner {
     const batch = this.batch.fill(0, 0, 4 * (1 + bucket));
     batch[0] = rows;
     batch[1] = gives ? 1 : 0;
-    const run = images || rows >= (this.variant.run_rows ?? Infinity) ? RUN : 0; // or an image
+    const run = images || rows >= (this.variant.run_rows ?? Infinity) ? RUN : 0;
     const pages = (this.tableFirst | run) >>> 0;
     for (let row = 0; row < bucket; row++) {
       const at = 4 * (row + 1);
@@ -1157,7 +1156,7 @@ class Sequence {
 
 /** How tokens are sampled, as the kernels read it. */
 class Sampler {
-  /** `suppressed`: tokens that the model must not give. */
+  /** suppressed: tokens that never come. */
   constructor(options, suppressed = []) {
     this.options = options;
     const never = Object.fromEntries(suppressed.map((id) => [id, -Infinity]));
