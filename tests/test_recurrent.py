@@ -542,21 +542,26 @@ def test_formats_that_differ_leave_one_dispatch_between_the_products() -> None:
     assert layer == ["linear", "linear", "short_conv_gated_delta_rule", "linear", "linear", "linear"]
 
 
-@two_by_default
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(name, marks=() if name == "mamba2" else pytest.mark.full) for name in MODELS],
+    indirect=True,
+    scope="module",
+)
 def test_a_prompt_leaves_snapshots_where_others_part_from_it(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Near its end, if it is long, and where pages of another one end that are the same. Texts are those without."""
-    words = [int(i) for i in np.random.default_rng(11).integers(0, model.config.vocabulary, 3 * PAGE + 40)]
-    prompts = [words, [*words[: 2 * PAGE + 9], *words[:50]], [*words[: 2 * PAGE + 30], *words[50:70]]]
+    words = [int(i) for i in np.random.default_rng(11).integers(0, model.config.vocabulary, 2 * PAGE + 40)]
+    prompts = [words, [*words[: PAGE + 9], *words[: PAGE - 20]], [*words[: PAGE + 30], *words[50:70]]]
     alone = []
     for prompt in prompts:
         begin(model)
-        alone.append(generate(model, prompt)[0])
-    for least, cached in ((8 * PAGE, [0, 0, 2 * PAGE]), (PAGE, [0, 2 * PAGE, 2 * PAGE])):
+        alone.append(generate(model, prompt, 4)[0])
+    for least, cached in ((8 * PAGE, [0, 0, PAGE]), (PAGE, [0, PAGE, PAGE])):
         monkeypatch.setattr("shaderlm.runtime.states._TOKENS_PER_STEP", least)
         begin(model)
-        assert [generate(model, prompt) for prompt in prompts] == list(zip(alone, cached, strict=True))
+        assert [generate(model, prompt, 4) for prompt in prompts] == list(zip(alone, cached, strict=True))
 
 
 @pytest.mark.full

@@ -54,7 +54,7 @@ def _listed(model: HostedModel) -> ListedModel:
     listed = ListedModel(model.name, model.name, "model", [*model.source.tags])
     if (served := model.served) is not None:
         listed.name = listed.model = served.name
-        listed.capabilities = ["completion", *(["multimodal"] if served.model.vision is not None else [])]
+        listed.capabilities = ["completion", "multimodal"] if served.model.vision is not None else ["completion"]
     return listed
 
 
