@@ -25,6 +25,7 @@ from shaderlm.graph.ops import _CHOICES, OPS, resolve
 from shaderlm.graph.primitives import REQUIRED
 from shaderlm.kernels import LaunchList, Route, all_routes, compose
 from shaderlm.kernels.linear.formats import FORMATS, REPACK
+from shaderlm.kernels.linear.matrix import X_OF_PARTS
 from shaderlm.kernels.route import buffers_of, shader_of
 from shaderlm.kernels.wgsl import declared_buffers
 
