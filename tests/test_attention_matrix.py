@@ -153,8 +153,9 @@ def test_rows_see_all_of_their_image(route: str, window: int, gpu: Device) -> No
     records[:, REACH] = after
     filled = {key: np.nan_to_num(operands[key]) for key in ("k_cache", "v_cache")}
     scores = reference.Scores(None, window)
-    where = (operands["batch"], operands["page_table"], scores, after)
-    wanted = reference.attention(operands["q"], *filled.values(), *where)
+    wanted = reference.attention(
+        operands["q"], filled["k_cache"], filled["v_cache"], operands["batch"], operands["page_table"], scores, after
+    )
     found = next(each for each in routes_of("attention_reach") if each.name == route)
     dims = resolve("attention_reach", {key: value for key, value in dims.items() if key != "sinks"})
     units = with_units(replace(gpu.caps, kind="discrete"))

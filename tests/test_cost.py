@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.compile.lowering import Lowering, shares
+from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import Launch
+from shaderlm.compile.routed import shares
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.graph.batch import CONTEXTS, last_key

@@ -282,8 +282,7 @@ def test_where_inputs_stay_in_registers(device: Device) -> None:
 
 def test_tiles_of_pictures(device: Device) -> None:
     """Weights of 16 bits, many rows: narrower tiles where wide ones would leave most cores idle in the last round."""
-    memory = {"max_workgroup_memory": 48 << 10, "max_invocations": 1024}
-    caps = replace(with_units(device.caps), **memory, processors=132)
+    caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024, processors=132)
 
     def taken(tokens: int, K: int, N: int, form: str = "f16") -> str:
         dims = resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": form})

@@ -75,12 +75,11 @@ def operands_of(cases: list[Case], device: Device) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for case, weight in zip(cases, ("w1", "w2"), strict=True):
         made, _ = make(case)
-        packed = ROUTE.pack["weight"](made["weight"], case.dims, device.caps)
+        given = {key: array for key, array in made.items() if array is not None}
+        packed = ROUTE.pack["weight"](given["weight"], case.dims, device.caps)
         found |= {f"{weight}/{key}" if "." in key else weight: array for key, array in packed.items()}
-        names = {"x": "x", "residual": "residual", "norm_weight": "norm"}
-        found |= {
-            names[key]: made[key] for key in names if made.get(key) is not None and (key != "x" or weight == "w1")
-        }
+        names = {"residual": "residual", "norm_weight": "norm"} | ({"x": "x"} if weight == "w1" else {})
+        found |= {name: given[key] for key, name in names.items() if key in given}
     batch = np.zeros(batch_bytes(TOKENS) // 4, np.uint32)
     batch[0] = ROWS
     return {**found, "batch": batch}
