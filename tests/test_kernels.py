@@ -143,6 +143,27 @@ def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str, more: dict[
         assert [(said[0].route, said[0].default)] == [("rows", True)]
 
 
+def test_rows_of_images_are_attended_to_by_workgroups_on_a_gpu() -> None:
+    """A thread for each row and head would leave most of it idle; barriers cost a CPU more."""
+    dims = resolve("attention_reach", {"tokens": 300, "Hq": 8, "Hkv": 4, "D": 256, "cache": "f16", "paged": True})
+    assert choose("attention_reach", dims, WEBGPU_DEFAULT, None).name == "tiles"
+    assert choose("attention_reach", dims, replace(WEBGPU_DEFAULT, kind="software"), None).name == "rows"
+
+
+@pytest.mark.parametrize(
+    ("op", "dims"),
+    [
+        ("concat", {"a": 64, "b": 192}),
+        ("weighted_rows", {"tokens": 8, "N": 9, "K": 32, "taps": 1}),
+        ("pad_columns", {"tokens": 8, "width": 20, "to": 32}),
+    ],
+)
+def test_a_thread_moves_four_values_where_rows_are_whole_quads(op: str, dims: dict[str, int]) -> None:
+    (dispatch,) = choose(op, dims, WEBGPU_DEFAULT, None).launch_list(dims, WEBGPU_DEFAULT).dispatches
+    assert dispatch.params["count"] == 256 // 4
+    assert dispatch.constants["value"] == "vec4<f32>"
+
+
 @pytest.fixture(scope="module")
 def folding_device(device: Device) -> Device:
     """At most 13 workgroups a side: nearly every grid folds. (A device that really allows no more: test_gpu_device.)"""

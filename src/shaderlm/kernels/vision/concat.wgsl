@@ -1,6 +1,8 @@
 // out = a, then b: two arrays one after the other
+// A value is four where both are whole quads.
 // Grid: one thread per value of out, folded.
 
+alias value = f32;
 const WG: u32 = 64u;
 
 struct Params {
@@ -8,9 +10,9 @@ struct Params {
     count: u32,  // of out
 }
 
-@group(0) @binding(0) var<storage, read> a: array<f32>;
-@group(0) @binding(1) var<storage, read> b: array<f32>;
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+@group(0) @binding(0) var<storage, read> a: array<value>;
+@group(0) @binding(1) var<storage, read> b: array<value>;
+@group(0) @binding(2) var<storage, read_write> out: array<value>;
 @group(0) @binding(3) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ...gpu.caps import DeviceCaps
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, covering, f32
 from ..wgsl import Kernel
+from .tower import values_of
 
 
 def _pixels(count: int, dims: Dims) -> int:
@@ -29,7 +30,9 @@ def _resize(dims: Dims, caps: DeviceCaps) -> LaunchList:
 def _concat(dims: Dims, caps: DeviceCaps) -> LaunchList:
     a, b = dims["a"], dims["b"]
     buffers = {"a": f32(a), "b": f32(b), "out": f32(a + b)}
-    return LaunchList((covering(Kernel("vision/concat"), a + b, {"first": a, "count": a + b}),), buffers)
+    unit, value = values_of(a, b)
+    count = (a + b) // unit
+    return LaunchList((covering(Kernel("vision/concat"), count, {"first": a // unit, "count": count}, value),), buffers)
 
 
 def _patches(dims: Dims, caps: DeviceCaps) -> LaunchList:

@@ -6,18 +6,25 @@ from collections.abc import Mapping
 
 from ...gpu.caps import DeviceCaps
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, covering, f32
-from ..wgsl import Kernel
+from ..wgsl import Constant, Kernel
 
 _ROWS = 64  # of a workgroup
 _MOST = 128  # values of a head: a thread has two rows of them in registers
 
 
+def values_of(*sizes: int) -> tuple[int, dict[str, Constant]]:
+    """How many values a thread takes, four where all sizes are whole quads; and the type of that in a kernel."""
+    return (1, {"value": "f32"}) if any(size % 4 for size in sizes) else (4, {"value": "vec4<f32>"})
+
+
 def _weighted_rows(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, width, taps = dims["tokens"], dims["K"], dims["taps"]
-    params = {"count": tokens * width, "width": width, "taps": taps}
+    unit, value = values_of(width)
+    count = tokens * width // unit
+    params = {"count": count, "width": width // unit, "taps": taps}
     buffers = {"weight": f32(dims["N"] * width), "rows": f32(tokens * taps), "factors": f32(tokens * taps)}
     buffers["out"] = f32(tokens * width)
-    return LaunchList((covering(Kernel("vision/weighted_rows"), tokens * width, params),), buffers)
+    return LaunchList((covering(Kernel("vision/weighted_rows"), count, params, value),), buffers)
 
 
 def _attend_spans(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -84,9 +91,8 @@ def _mean_rows(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def widths_changed(count: int, width: int, to: int, bind: Mapping[str, str] | None = None) -> Dispatch:
     """The dispatch that makes so many values: rows of another width, with zeros or without the last values."""
-    unit = 1 if width % 4 or to % 4 else 4
+    unit, value = values_of(width, to)
     params = {"count": count // unit, "width": width // unit, "to": to // unit}
-    value = {"value": "f32" if unit == 1 else "vec4<f32>"}
     return covering(Kernel("vision/pad_columns"), count // unit, params, value, bind)
 
 

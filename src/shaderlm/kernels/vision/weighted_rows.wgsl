@@ -1,6 +1,8 @@
 // out[t, :] = Σ_j factors[t, j] · table[rows[t, j], :]
+// A value is four where rows are whole quads.
 // Grid: one thread per value of out, folded.
 
+alias value = f32;
 const WG: u32 = 64u;
 
 struct Params {
@@ -9,10 +11,10 @@ struct Params {
     taps: u32,
 }
 
-@group(0) @binding(0) var<storage, read> weight: array<f32>;     // [n, width]
+@group(0) @binding(0) var<storage, read> weight: array<value>;   // [n, width]
 @group(0) @binding(1) var<storage, read> rows: array<u32>;       // [tokens, taps]
 @group(0) @binding(2) var<storage, read> factors: array<f32>;    // [tokens, taps]
-@group(0) @binding(3) var<storage, read_write> out: array<f32>;  // [tokens, width]
+@group(0) @binding(3) var<storage, read_write> out: array<value>; // [tokens, width]
 @group(0) @binding(4) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -26,7 +28,7 @@ fn main(
         return;
     }
     let t = index / params.width;
-    var sum = 0.0;
+    var sum = value();
     for (var j = 0u; j < params.taps; j = j + 1u) {
         let row = min(rows[t * params.taps + j], arrayLength(&weight) / params.width - 1u);
         sum = sum + factors[t * params.taps + j] * weight[row * params.width + index % params.width];
