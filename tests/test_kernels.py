@@ -143,11 +143,14 @@ def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str, more: dict[
         assert [(said[0].route, said[0].default)] == [("rows", True)]
 
 
-def test_rows_of_images_are_attended_to_by_workgroups_on_a_gpu() -> None:
+def test_rows_of_images_are_attended_to_by_tiles_on_a_gpu() -> None:
     """A thread for each row and head would leave most of it idle; barriers cost a CPU more."""
     dims = resolve("attention_reach", {"tokens": 300, "Hq": 8, "Hkv": 4, "D": 256, "cache": "f16", "paged": True})
-    assert choose("attention_reach", dims, WEBGPU_DEFAULT, None).name == "tiles"
-    assert choose("attention_reach", dims, replace(WEBGPU_DEFAULT, kind="software"), None).name == "rows"
+    gpu = replace(WEBGPU_DEFAULT, max_workgroup_memory=48 << 10)
+    assert choose("attention_reach", dims, gpu, None).name == "tiles"
+    assert choose("attention_reach", {**dims, "tokens": 4}, gpu, None).name == "rows"
+    software = replace(gpu, kind="software", subgroups=True)
+    assert choose("attention_reach", dims, software, None).name == "rows"
 
 
 @pytest.mark.parametrize(
