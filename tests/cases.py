@@ -216,7 +216,9 @@ CASES: list[Case] = [
         + [(1, 1152, 66, "q4_0", True, 0.5, "gelu_mul", "rms_norm_add_rms_norm"),
            (1, 4160, 34, "q4_0", False, 1e-6, "silu_mul", "rms_norm_add_rms_norm"),
            (1, 8224, 9, "q4_0", False, 1e-6, "none", "rms_norm_add_rms_norm"),
-           (1, 2048, 38, "q4_0", False, 1e-6, "add", "rms_norm_add_rms_norm")],
+           (1, 2048, 38, "q4_0", False, 1e-6, "add", "rms_norm_add_rms_norm"),
+           (1, 2560, 66, "q4_0", False, 1e-6, "gelu_residual", "rms_norm_add"), (1, 96, 70, "q8_0", True, 0.5, "none", "rms_norm_add"),
+           (1, 8224, 9, "q4_0", False, 1e-6, "add", "rms_norm_add")],
     ),
     # Rounded between two products: results of gate and up, and inputs of few rows in every format that is multiplied as integers.
     *_cases(

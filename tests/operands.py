@@ -111,17 +111,17 @@ def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
 
 def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """linear with its prologue and epilogue, worked out in the obvious way."""
-    norm, N = d["prologue"] not in ("none", "int16_activations"), d["N"]
+    norm, N = d["prologue"] in ("rms_norm", "rms_norm_add_rms_norm"), d["N"]
     x = _normal(rng, d["tokens"], d["K"]) * (3 if norm else 1 / 8)
     weight, dense = make_weight(rng, d["format"], N, d["K"])
     bias = _normal(rng, N) / 4 if d["bias"] else None
     operands: Arrays = {"x": x, "weight": weight, "bias": bias}
     inputs: NDArray[Any] = x
     more: Arrays = {}
-    if d["prologue"] == "rms_norm_add_rms_norm":
+    if d["prologue"] in ("rms_norm_add_rms_norm", "rms_norm_add"):
         operands |= {"skip": _normal(rng, d["tokens"], d["K"]), "post_weight": _normal(rng, d["K"])}
         x = reference.add(operands["skip"], weighted_norm(x, operands["post_weight"], d["eps"]))
-        more["sum"] = x
+        inputs = more["sum"] = x
     if norm:
         operands["norm_weight"] = norm_weight = _normal(rng, d["K"]) / 8
         root = np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + d["eps"])

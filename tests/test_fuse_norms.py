@@ -127,6 +127,7 @@ GEMMA4: dict[str, tuple[str, ...]] = {
     "linear_gelu_residual": (),
     "rms_norm_mul_add_mul": ("rms_norm_mul", "rms_norm_mul_add"),
     "rms_norm_rope": ("rms_norm_mul",),
+    "rms_norm_add_linear": ("rms_norm_mul", "rms_norm_mul_add"),
 }
 
 

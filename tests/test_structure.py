@@ -357,8 +357,9 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
     if op == "rms_norm_rope_attention_linear" and dims["epilogue"] != "add":
         absent.add("residual")
     if op == "linear":
-        absent |= {"norm_weight"} if dims["prologue"] in ("none", "int16_activations") else set()
-        absent |= {"skip", "post_weight", "sum"} if dims["prologue"] != "rms_norm_add_rms_norm" else set()
+        after_skip = ("rms_norm_add_rms_norm", "rms_norm_add")
+        absent |= {"norm_weight"} if dims["prologue"] not in ("rms_norm", "rms_norm_add_rms_norm") else set()
+        absent |= {"skip", "post_weight", "sum"} if dims["prologue"] not in after_skip else set()
         absent |= {"residual"} if dims["epilogue"] not in ("add", "gelu_residual") else set()
         absent |= {"table", "k_cache", "v_cache"} if dims["epilogue"] != "rope_kv_write" else set()
     return {*OPS[op].inputs, *OPS[op].outputs} - absent

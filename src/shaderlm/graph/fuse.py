@@ -491,6 +491,7 @@ def precede(*names: str, part: str, **sets: Any) -> Find:
     """The rule for a part that makes the input x of chains, asked about that part.
 
     Each node that reads it computes it again: that costs less than a dispatch. A part with more results has one reader.
+    A part whose result the chain gives as another one is before a single product; others read it after that.
     """
     parts = {name: _option(CHAINS[name], part, sets) for name in names}
 
@@ -505,13 +506,15 @@ def precede(*names: str, part: str, **sets: Any) -> Find:
         if not products:
             return None
         others = [node.op for node in readers if node not in products]
+        given = all("x" not in parts[node.op].gives.values() for node in products)
         if len(anchor.outputs) > 1 and (reason := index.used_by_others(tensor)):
             return reason
-        if others or index.uses[tensor] > len(readers):
+        if not given and (others or index.uses[tensor] > len(readers)):
             return f"{tensor} is also read by {', '.join(others) or 'the outside'}"
         for node in products:
             prologue, match = parts[node.op], _Match(CHAINS[node.op], node.dims)
-            match.wires = {**node.inputs, **{wire: anchor.inputs[operand] for operand, wire in prologue.reads.items()}}
+            match.wires = {**node.inputs}
+            match.wires |= {wire: anchor.inputs[key] for key, wire in prologue.reads.items() if key in anchor.inputs}
             if not match.take(prologue, anchor, overrides=("eps",)):
                 return None
             results = {wire: anchor.outputs[operand] for operand, wire in prologue.gives.items() if wire != "x"}
@@ -520,7 +523,9 @@ def precede(*names: str, part: str, **sets: Any) -> Find:
             if isinstance(new, str):
                 return new
             rewritten.append(new)
-        return Rewrite((anchor, *products), tuple(rewritten), in_place=len(anchor.outputs) == 1)
+        if given and len(products) > 1:
+            return f"{tensor} is read by {len(products)} products"
+        return Rewrite((anchor, *products), tuple(rewritten), in_place=len(anchor.outputs) == 1 and not given)
 
     return find
 
@@ -598,6 +603,7 @@ FUSIONS = (
         "rms_norm_add_rms_norm",
         precede("linear", part="rms_norm_add_rms_norm", prologue="rms_norm_add_rms_norm"),
     ),
+    Fusion("rms_norm_add_linear", "rms_norm_mul", precede("linear", part="rms_norm_mul", prologue="rms_norm_add")),
     Fusion(
         "linear_rope_kv_write",
         "rope_kv_write",

@@ -18,7 +18,7 @@ from .primitives import PRIMITIVES, REQUIRED, Op
 OPS: Mapping[str, Op | Chain] = {**PRIMITIVES, **CHAINS}
 
 
-PROLOGUES = ("none", "int16_activations", "rms_norm", "rms_norm_add_rms_norm")
+PROLOGUES = ("none", "int16_activations", "rms_norm", "rms_norm_add_rms_norm", "rms_norm_add")
 EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "gelu_residual", "rope_kv_write")
 _CHOICES = {
     "scales": ("f32", "f16"),

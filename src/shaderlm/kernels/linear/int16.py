@@ -30,7 +30,8 @@ from .packed import (
 )
 from .rows_staged import IN_PAIRS, RowsConfig
 
-_NORMS = ("rms_norm", "rms_norm_add_rms_norm")
+_AFTER_SKIP = ("rms_norm_add_rms_norm", "rms_norm_add")  # prologues that add a norm to `skip`
+_NORMS = ("rms_norm", *_AFTER_SKIP)
 _HEAD = 32768  # rows: products with as many, or more, are heads of models
 MAX_ROWS = 16  # of x
 _LARGEST_SUBGROUP = 128  # that WebGPU knows
@@ -221,8 +222,8 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     reason = _rounding_unsupported_reason(threads, dims, caps) if dims["rounded"] else None
     if reason:
         return reason
-    if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
-        return "the prologue rms_norm_add_rms_norm and the epilogue rope_kv_write together bind too many buffers"
+    if dims["prologue"] in _AFTER_SKIP and dims["epilogue"] == "rope_kv_write":
+        return f"the prologue {dims['prologue']} and the epilogue rope_kv_write together bind too many buffers"
     pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in IN_PAIRS else None
     return integers_unsupported_reason(dims, caps) or _rows_unsupported_reason(dims, caps) or pairs
 
@@ -284,6 +285,7 @@ def launch_list_with(config: Int16Config | RowsConfig, dims: Dims, caps: DeviceC
         "none": ("linear/skip_none", "linear/prologue_none"),
         "rms_norm": ("linear/skip_none", "linear/prologue_rms_norm"),
         "rms_norm_add_rms_norm": ("linear/skip_rms_norm", "linear/prologue_rms_norm_early"),
+        "rms_norm_add": ("linear/skip_rms_norm", "linear/prologue_none_early"),
         "splits": ("linear/inputs_splits", "linear/prologue_none"),  # of attention, which leaves them
     }
     rows = ("linear/loaded_rows", layout(dims).file)
@@ -298,9 +300,9 @@ def launch_list_with(config: Int16Config | RowsConfig, dims: Dims, caps: DeviceC
         constants |= {"ROUNDS": _rounds(config, dims), "SEVERAL": tokens > 1}
     products = over_ranges(kernel, constants, lambda n: config.workgroups(tokens, n), dims, caps, params, True)
     buffers = dict(products.buffers)
-    if dims["prologue"] in _NORMS:
+    if dims["prologue"] in ("rms_norm", "rms_norm_add_rms_norm"):
         buffers["norm_weight"] = f32(padded_k(dims))
-    if dims["prologue"] == "rms_norm_add_rms_norm":
+    if dims["prologue"] in _AFTER_SKIP:
         buffers |= dict.fromkeys(("skip", "post_weight", "sum"), f32(padded_k(dims)))
     if rope:
         buffers |= head_buffers(dims)
