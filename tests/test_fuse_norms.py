@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.bench.synthetic import config_of, load_synthetic
+from shaderlm.bench.synthetic import RandomWeights, _pool, config_of, load_synthetic
 from shaderlm.gpu import Device
 from shaderlm.gpu.policy import ON_GPU
 from shaderlm.graph import interpret
-from shaderlm.graph.batch import contiguous_batch
+from shaderlm.graph.batch import CONTEXTS, contiguous_batch
 from shaderlm.graph.fuse import fuse
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.graph.ops import label
@@ -48,9 +49,13 @@ def build(tokens: int) -> Graph:
     return kind.build(config, StepSpec(tokens))
 
 
-def build_gemma4(tokens: int) -> Graph:
-    """A layer with a window and one without, and the same with the keys and values of these."""
-    further = {
+# A layer with a window and one without, and the same with the keys and values of these.
+GEMMA4_SIZES: dict[str, Any] = {
+    **SIZES,
+    "layers": 4,
+    "D": 2 * D,
+    "vectors": {"rope_freqs.weight": D},
+    "further": {
         **SYNTHETIC["gemma-4-4b"].further,
         "attention.sliding_window": 4,
         "attention.sliding_window_pattern": 2,
@@ -58,9 +63,12 @@ def build_gemma4(tokens: int) -> Graph:
         "attention.value_length_swa": D,
         "attention.shared_kv_layers": 2,
         "embedding_length_per_layer_input": 32,
-    }
-    sizes = {**SIZES, "layers": 4, "D": 2 * D, "further": further, "vectors": {"rope_freqs.weight": D}}
-    kind, config = config_of(replace(SYNTHETIC["gemma-4-4b"], **sizes), "q8_0")
+    },
+}
+
+
+def build_gemma4(tokens: int) -> Graph:
+    kind, config = config_of(replace(SYNTHETIC["gemma-4-4b"], **GEMMA4_SIZES), "q8_0")
     return kind.build(config, StepSpec(tokens))
 
 
@@ -181,6 +189,45 @@ def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest
     assert written[0] == written[1]
     assert np.std(found[1]) > 0.1
     np.testing.assert_allclose(found[0], found[1], atol=1e-3)  # inputs of products are rounded to 16 bits
+
+
+def _rows_by_name(source: RandomWeights, name: str, kind: str, first: int, end: int) -> Any:
+    """Of random weights, the same rows in whatever pieces they are asked for: fused products ask for others."""
+    rows, columns = source._shapes[name]
+    return _pool(kind, rows + zlib.crc32(name.encode()) % 97, columns)[first:end]
+
+
+@pytest.mark.long
+def test_gemma_4_on_a_gpu_computes_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the window and past the keys of a single pass, which layers with a window do not leave."""
+    sizes = {**GEMMA4_SIZES, "D": 128, "context": 1024}
+    further = {**sizes["further"], "attention.sliding_window": 130}
+    further |= {"attention.key_length_swa": 64, "attention.value_length_swa": 64}
+    sizes |= {"further": further, "vectors": {"rope_freqs.weight": 64}}
+    monkeypatch.setitem(SYNTHETIC, "small", replace(SYNTHETIC["gemma-4-4b"], **sizes))
+    monkeypatch.setitem(vars(device.caps), "policy", replace(ON_GPU, check_bounds=True))
+    monkeypatch.setattr(RandomWeights, "rows", _rows_by_name)
+    monkeypatch.setattr(RandomWeights, "repeats", False)
+    prompt, found, written = [i % SIZES["vocab"] for i in range(254)], [], []
+    for fusions in (None, ("rms_norm_mul",)):
+        runner = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False).runner
+        try:
+            for context in CONTEXTS[:2]:
+                nodes = runner.graph(StepSpec(1, context, runner.cache))[0].nodes
+                ops = Counter(label(node.op, node.dims) for node in nodes)
+                local = 1 if context == "split" else 2
+                assert ops["rms_norm_rope_attention_linear"] == (local if fusions is None else 0)
+                assert ops["rms_norm_add+linear+gelu_residual"] == (4 if fusions is None else 0)
+            session = Session(runner)
+            tokens = [session.sample(prompt), *(session.advance() for _ in range(6))]
+            written.append([token.wait() for token in tokens])
+            found.append([session.logits([i]) for i in range(3)])
+            session.close()
+        finally:
+            runner.close()
+    assert written[0] == written[1]
+    assert np.std(found[1]) > 0.1
+    np.testing.assert_allclose(found[0], found[1], atol=4e-3)  # rounded inputs, and keys in f16
 
 
 def _added(eps: float, twice: bool) -> Graph:
