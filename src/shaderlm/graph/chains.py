@@ -8,7 +8,7 @@ by the same parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -190,6 +190,9 @@ _ROTATED = {
     "q_stride": lambda dims: dims["Hq"] * dims["D"],
     **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
 }
+
+
+_HEAD_NORMS = {"eps": 1e-6, "value_norms": False}  # are heads of values normalised as well, without weights?
 
 
 def _columns(name: str, heads: str) -> Part:
@@ -391,15 +394,21 @@ _TABLE = (
         "rms_norm_rope_kv_write",
         (
             *(_columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"))),
+            replace(_columns("v", "Hkv"), when=where(value_norms=True)),
             Part("rms_norm_mul", "x=q weight=q_norm -> out=q", {"heads": "Hq", "width": "D"}),
             Part("rms_norm_mul", "x=k weight=k_norm -> out=k", {"heads": "Hkv", "width": "D"}),
-            Part(
-                "rope_kv_write",
-                "q k v batch table k_cache v_cache -> out k_cache v_cache",
-                {**_without("q", "Hq"), **_without("k", "Hkv")},
+            Part("rms_norm", "x=v -> out=v", {"heads": "Hkv", "width": "D"}, where(value_norms=True)),
+            *(
+                Part(
+                    "rope_kv_write",
+                    "q k v batch table k_cache v_cache -> out k_cache v_cache",
+                    {**_without("q", "Hq"), **_without("k", "Hkv"), **(_without("v", "Hkv") if normed else {})},
+                    where(value_norms=normed),
+                )
+                for normed in (False, True)
             ),
         ),
-        {**_ROTATED, "eps": 1e-6},
+        {**_ROTATED, **_HEAD_NORMS},
         ("out", "k_cache", "v_cache"),
     ),
     # Queries alone, of layers that read the keys and values of another.
@@ -421,7 +430,7 @@ _TABLE = (
             ),
             Part("attention", "q k_cache v_cache batch page_table sinks -> out"),
         ),
-        {**_ROTATED, "eps": 1e-6, **SCORES},
+        {**_ROTATED, **_HEAD_NORMS, **SCORES},
         ("out", "k_cache", "v_cache"),
     ),
     Chain(
@@ -435,7 +444,7 @@ _TABLE = (
         ),
         {
             **_ROTATED,
-            "eps": 1e-6,
+            **_HEAD_NORMS,
             **SCORES,
             "K": lambda dims: dims["Hq"] * dims["D"],
             "N": REQUIRED,
