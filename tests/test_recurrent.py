@@ -22,7 +22,8 @@ from shaderlm.errors import DeviceError, InputError, ModelError
 from shaderlm.graph.batch import PAGE
 from shaderlm.graph.fuse import fuse
 from shaderlm.models.config import StepSpec
-from shaderlm.runtime.cache_share import MOST_EMPTY_PAGES
+from shaderlm.runtime.cache_share import MOST_EMPTY_PAGES, free_memory
+from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 from shaderlm.runtime.sampler_settings import GREEDY
@@ -270,12 +271,12 @@ def test_preempted_sequences_go_on(model: LanguageModel) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("device", ["numpy", "device"])
+@pytest.mark.parametrize("where", ["numpy", "device"])
 def test_a_restart_finds_states_and_pages(
-    device: str, path: Path, tmp_path: Path, request: pytest.FixtureRequest
+    where: str, path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A prompt begins after the last state on disk. Without the file of a state the one before it serves."""
-    target = request.getfixturevalue("device") if device == "device" else device
+    target = request.getfixturevalue("device") if where == "device" else where
 
     def restarted() -> Any:
         return load_with(path, device=target, cache="f32", precision="exact", cache_dir=tmp_path)
@@ -433,7 +434,10 @@ def test_rows_grow_to_what_sequences_and_snapshots_fill(runner: Runner, monkeypa
 
 def test_pages_without_keys_and_values_have_a_limit(runner: Runner) -> None:
     """They take nothing of the device, and their tokens are on the host."""
-    assert runner.cache_pages is not None
+    if runner.cache_pages is None:
+        assert isinstance(runner, GpuRunner)
+        assert free_memory(runner.device.caps, 0, loaded=True) is None, "of some GPUs nobody knows what is free"
+        return
     assert (runner.cache_pages == MOST_EMPTY_PAGES) == (not runner.page_tensors)
 
 
