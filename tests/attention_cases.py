@@ -129,25 +129,6 @@ ROWS: list[Row] = [
             (4, 9, 3, 64, 48, False, "f32", 0, 960, 576, 960, 0, 192, 0.5), (1, 4, 2, 128, 128, False, "f32"),
         ],
     ),
-    # Norms of the values as well; keys and values are the same columns.
-    *_rows(
-        "rms_norm_rope_kv_write",
-        "tokens Hq Hkv D cache value_norms q_stride k_first k_stride v_first v_stride",
-        [(1, 4, 1, 512, "f16", True, 2560, 2048, 2560, 2048, 2560), (5, 6, 2, 8, "f32", True)],
-    ),
-    *_rows(
-        "rms_norm_rope_attention",
-        "tokens Hq Hkv D cache keys context window value_norms",
-        [(1, 4, 1, 512, "f16", 70, "single_pass", 0, True), (1, 6, 2, 8, "f32", 130, "single_pass", 40, True)],
-    ),
-    *_rows(
-        "rms_norm_rope_attention_linear",
-        "tokens Hq Hkv D N format cache keys context window value_norms",
-        [
-            (1, 2, 1, 128, 21, "q4_0", "f16", 64, "single_pass", 0, True),
-            (1, 2, 1, 64, 10, "q8_0", "f16", 9, "single_pass", 0, True),
-        ],
-    ),
     *_rows(
         "rms_norm_rope",
         "tokens H D rotary interleaved first stride eps",

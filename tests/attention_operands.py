@@ -134,8 +134,6 @@ def rope_kv_write(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     if "eps" in d:  # heads are normed first
         norms = {f"{name}_norm": _normal(rng, d["D"]) for name in "qk"}
         heads |= {name: weighted_norm(heads[name], norms[f"{name}_norm"], d["eps"]) for name in "qk"}
-        if d["value_norms"]:
-            heads["v"] = reference.rms_norm(heads["v"], d["eps"])
     batch = slots_batch(rng, tokens, 2 * pool, pool)
     table = _table(d, 2 * pool)
     turns = table[batch[1:, 1]]
@@ -164,8 +162,6 @@ def rms_norm_rope_attention(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]
     for name in "qk":
         normed = weighted_norm(heads[name], operands[f"{name}_norm"], d["eps"])
         heads[name] = reference.rope(normed, turns, d["interleaved"])
-    if d["value_norms"]:
-        heads["v"] = reference.rms_norm(heads["v"], d["eps"])
     after = [operands[name].copy() for name in ("k_cache", "v_cache")]
     reference.kv_write(heads["k"], heads["v"], after[0], after[1], operands["batch"])
     known, scores = np.nan_to_num(after), reference.Scores(d["scale"], d["window"], d["softcap"], None)

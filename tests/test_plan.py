@@ -132,7 +132,7 @@ def test_what_a_device_gets_is_as_recorded(name: str) -> None:
 @pytest.mark.parametrize(
     ("context", "local", "last"),
     # Of a layer with a window and of one without, which make keys and values and which read those of others.
-    [("single_pass", (8, 8), (9, 9)), ("long_split", (8, 10), (9, 10))],
+    [("single_pass", (9, 9), (9, 9)), ("long_split", (9, 11), (9, 10))],
 )
 def test_dispatches_of_a_decode_step(context: str, local: tuple[int, int], last: tuple[int, int]) -> None:
     """Gemma 4, at the start of a text and past its window of 512, which the depth of a text changes nothing for."""

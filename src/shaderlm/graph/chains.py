@@ -8,7 +8,7 @@ by the same parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -190,9 +190,6 @@ _ROTATED = {
     "q_stride": lambda dims: dims["Hq"] * dims["D"],
     **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
 }
-
-
-_HEAD_NORMS = {"eps": 1e-6, "value_norms": False}  # are heads of values normalised as well, without weights?
 
 
 def _columns(name: str, heads: str) -> Part:
@@ -394,21 +391,15 @@ _TABLE = (
         "rms_norm_rope_kv_write",
         (
             *(_columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"))),
-            replace(_columns("v", "Hkv"), when=where(value_norms=True)),
             Part("rms_norm_mul", "x=q weight=q_norm -> out=q", {"heads": "Hq", "width": "D"}),
             Part("rms_norm_mul", "x=k weight=k_norm -> out=k", {"heads": "Hkv", "width": "D"}),
-            Part("rms_norm", "x=v -> out=v", {"heads": "Hkv", "width": "D"}, where(value_norms=True)),
-            *(
-                Part(
-                    "rope_kv_write",
-                    "q k v batch table k_cache v_cache -> out k_cache v_cache",
-                    {**_without("q", "Hq"), **_without("k", "Hkv"), **(_without("v", "Hkv") if normed else {})},
-                    where(value_norms=normed),
-                )
-                for normed in (False, True)
+            Part(
+                "rope_kv_write",
+                "q k v batch table k_cache v_cache -> out k_cache v_cache",
+                {**_without("q", "Hq"), **_without("k", "Hkv")},
             ),
         ),
-        {**_ROTATED, **_HEAD_NORMS},
+        {**_ROTATED, "eps": 1e-6},
         ("out", "k_cache", "v_cache"),
     ),
     # Queries alone, of layers that read the keys and values of another.
@@ -430,7 +421,7 @@ _TABLE = (
             ),
             Part("attention", "q k_cache v_cache batch page_table sinks -> out"),
         ),
-        {**_ROTATED, **_HEAD_NORMS, **SCORES},
+        {**_ROTATED, "eps": 1e-6, **SCORES},
         ("out", "k_cache", "v_cache"),
     ),
     Chain(
@@ -444,7 +435,7 @@ _TABLE = (
         ),
         {
             **_ROTATED,
-            **_HEAD_NORMS,
+            "eps": 1e-6,
             **SCORES,
             "K": lambda dims: dims["Hq"] * dims["D"],
             "N": REQUIRED,

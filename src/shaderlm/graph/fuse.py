@@ -9,7 +9,7 @@ nodes are connected as it wants but cannot be fused, or with None where they are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,11 +46,9 @@ class GraphIndex:
         node = self.made_by(name, op)
         return node if node is not None and _is_product(node) else None
 
-    def used_by_others(self, name: str, chain: Sequence[Node] = ()) -> str | None:
-        """The reason not to fuse a tensor away: others than one node, or than those of a chain, read it."""
-        readers = sum(node is each for node in self.readers.get(name, ()) for each in chain)
-        others = self.uses[name] - max(1, readers)
-        return f"{name} is used by {self.uses[name]} nodes" if others else None
+    def used_by_others(self, name: str) -> str | None:
+        """The reason not to fuse a tensor away."""
+        return f"{name} is used by {self.uses[name]} nodes" if self.uses[name] > 1 else None
 
 
 def _is_product(node: Node) -> bool:
@@ -388,16 +386,14 @@ def _orders(node: Node) -> list[Node]:
     return [node, replace(node, inputs={**node.inputs, a: node.inputs[b], b: node.inputs[a]})]
 
 
-def compose(
-    name: str, *, follows: tuple[str, str] | None = None, only: Mapping[str, Any] | None = None, **sets: Any
-) -> Find:
+def compose(name: str, *, follows: tuple[str, str] | None = None, only: Mapping[str, Any] | None = None) -> Find:
     """The rule for a chain, asked about the node of its last part.
 
     `follows`: what an op with this operand reads is `out` of the chain, where that is not the last part's. `only`: it
-    is for these dims. With the dims `sets` the chain has other parts than it has with its defaults.
+    is for these dims.
     """
     chain = CHAINS[name]
-    *before, last = [part for part in chain.parts if part.when({**_defaults(chain), **sets})]
+    *before, last = [part for part in chain.parts if part.when(_defaults(chain))]
 
     def find(index: GraphIndex, anchor: Node) -> Answer:
         answers = (composed(index, order, anchor) for order in _orders(anchor))
@@ -424,14 +420,13 @@ def compose(
             wire = part.gives["out"]
             tensor = match.wires.pop(wire, None) or match.outputs[wire]
             node = index.made_by(tensor, part.op)
-            if part.implied and (node is None or index.used_by_others(tensor, old) or not part.implied(node.dims)):
+            if part.implied and (node is None or index.uses[tensor] > 1 or not part.implied(node.dims)):
                 match.wires[part.reads["x"]] = tensor
                 continue
             if node is None or not match.take(part, node):
                 return None
-            if all(node is not each for each in old):  # columns may be two operands
-                old.append(node)
-                inner.append(tensor)
+            old.append(node)
+            inner.append(tensor)
             for operand, output in part.gives.items():
                 if output in chain.outputs and output != wire:
                     match.wire(output, node.outputs[operand])
@@ -443,21 +438,10 @@ def compose(
                     match.wire(read, node.inputs[operand])
         if any(match.dims.get(key) != value for key, value in (only or {}).items()):
             return None
-        fused = match.node(anchor.layer, **sets)
-        reasons = (index.used_by_others(tensor, old) for tensor in inner if tensor not in match.outputs.values())
+        fused = match.node(anchor.layer)
+        reasons = (index.used_by_others(tensor) for tensor in inner if tensor not in match.outputs.values())
         reason = next((each for each in reasons if each), None)
         return fused if isinstance(fused, str) else reason or Rewrite(tuple(old), (fused,))
-
-    return find
-
-
-def first_of(*rules: Find) -> Find:
-    """The first of these rules that finds its parts; else why it was none of them."""
-
-    def find(index: GraphIndex, anchor: Node) -> Answer:
-        answers = [rule(index, anchor) for rule in rules]
-        found = next((answer for answer in answers if isinstance(answer, Rewrite)), None)
-        return found or next((answer for answer in answers if answer is not None), None)
 
     return find
 
@@ -595,11 +579,7 @@ FUSIONS = (
     Fusion("experts_add", "add", extend("linear_experts", "add", needs={"combine": "sum"}, residual=True)),
     Fusion("linear_merge", "linear", _merge),
     Fusion("rope_kv_write", "kv_write", compose("rope_kv_write", follows=("attention", "q"))),
-    Fusion(
-        "rms_norm_rope_kv_write",
-        "rope_kv_write",
-        first_of(compose("rms_norm_rope_kv_write", value_norms=True), compose("rms_norm_rope_kv_write")),
-    ),
+    Fusion("rms_norm_rope_kv_write", "rope_kv_write", compose("rms_norm_rope_kv_write")),
     Fusion("rms_norm_rope_attention", "attention", compose("rms_norm_rope_attention", only={"tokens": 1})),
     Fusion("rms_norm_rope", "rope", compose("rms_norm_rope")),
     Fusion("short_conv_gated_delta_rule", "silu_mul", compose("short_conv_gated_delta_rule", only={"single": True})),

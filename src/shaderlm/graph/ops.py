@@ -32,7 +32,7 @@ _CHOICES = {
 }
 _SWITCHES = {
     *("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks", "normalise"),
-    *("residual", "rounded", "scaled", "shared", "silu", "single", "grouped", "add", "value_norms", "bytes"),
+    *("residual", "rounded", "scaled", "shared", "silu", "single", "grouped", "add", "bytes"),
 }
 _MAY_BE_ZERO = {"Hq", "Hkv", "D", "rotary"}  # heads: of a product without rope
 

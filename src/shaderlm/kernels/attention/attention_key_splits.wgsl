@@ -14,7 +14,6 @@ const WG: u32 = 128u;
 const LANES_PER_KEY: u32 = 16u;  // 4, 8 or 16
 const OWN: u32 = 2u;             // octets of a head that a lane has: D / 8 / LANES_PER_KEY. Even: what is rotated together is in one lane
 const SPLITS: u32 = 8u;
-const VALUE_NORMS: bool = false;  // the row's own value is norm(v, 1)
 const KEYS: u32 = WG / LANES_PER_KEY;  // that a workgroup has at a time
 const JOINED: u32 = 1u;                // keys whose sums are joined by shuffles, before those of a workgroup: 1, or 2 of one subgroup
 const SLOTS: u32 = KEYS / JOINED;
@@ -147,11 +146,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let given_query = load_head(true, params.q_first + head * QUADS, lane);
     let given_key = load_head(false, params.k_first + kv_head * QUADS, lane);
     var fresh: Pair;  // the row's own key and value
-    var given_value: array<vec4<f32>, OWN_QUADS>;
     for (var j = 0u; j < OWN; j = j + 1u) {
         let at = params.v_first + kv_head * QUADS + quad_of(2u * j, lane);
-        given_value[2u * j] = v[at];
-        given_value[2u * j + 1u] = v[at + 1u];
+        fresh.value[j] = octet(v[at], v[at + 1u]);
     }
     var next = load_pair(own_key, kv_head, lane);
     let row = batch_row(0u);
@@ -161,17 +158,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let turns = load_turns(min(row.position, arrayLength(&table) / params.rotary - 1u), lane);
     let query = turned(given_query, turns, lane);
     let key = turned(given_key, turns, lane);
-    var v_root = 1.0;
-    if (VALUE_NORMS) {
-        var square = 0.0;
-        for (var j = 0u; j < OWN_QUADS; j = j + 1u) {
-            square = square + dot(given_value[j], given_value[j]);
-        }
-        v_root = inverseSqrt(share_sum(square) / f32(4u * QUADS) + params.eps);
-    }
     for (var j = 0u; j < OWN; j = j + 1u) {
         fresh.key[j] = octet(key[2u * j], key[2u * j + 1u]);
-        fresh.value[j] = octet(given_value[2u * j] * v_root, given_value[2u * j + 1u] * v_root);
     }
     if (split == 0u && head % heads_of_kv == 0u && lane < LANES_PER_KEY && row.slot < pool_rows) {
         let at = (row.slot * params.kv_heads + kv_head) * OCTETS + lane;

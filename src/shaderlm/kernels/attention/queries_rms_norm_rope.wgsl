@@ -15,7 +15,6 @@
 @group(0) @binding(7) var<storage, read_write> v_cache: array<cache_quad>;  // [pool rows, kv_heads, QUADS]
 
 const FRESH: bool = true;
-const VALUE_NORMS: bool = false;  // the value is norm(v, 1)
 
 var<workgroup> turned: array<vec4<f32>, 2u * QUADS>;    // weighted and rotated: a head of q, then one of k
 var<workgroup> head_squares: array<f32, QUADS / 2u + 2u>;  // Σ x² of what each subgroup has of them
@@ -35,22 +34,10 @@ fn root_of(first: u32, count: u32) -> f32 {
 
 // `first`: of the workgroups of a head.
 fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row, first: bool) {
-    let width = min(subgroup_lanes(), QUADS);  // lanes whose squares are one sum
-    var v_root = 1.0;
-    if (VALUE_NORMS) {  // by every subgroup for itself, which saves a barrier
-        var square = 0.0;
-        for (var i = lane % width; i < QUADS; i = i + width) {
-            let raw = v[params.v_first + kv_head * QUADS + i];
-            square = square + dot(raw, raw);
-        }
-        for (var offset = 1u; offset < width; offset = offset * 2u) {
-            square = square + subgroupShuffleXor(square, offset);
-        }
-        v_root = inverseSqrt(square / f32(4u * QUADS) + params.eps);
-    }
     for (var i = lane; i < QUADS; i = i + WG) {
-        own_value[i] = cache_pack(v[params.v_first + kv_head * QUADS + i] * v_root);
+        own_value[i] = cache_pack(v[params.v_first + kv_head * QUADS + i]);
     }
+    let width = min(subgroup_lanes(), QUADS);  // lanes whose squares are one sum
     let position = min(row.position, arrayLength(&table) / params.rotary - 1u);
     for (var base = 0u; base < 2u * QUADS; base = base + WG) {
         let at = base + lane;

@@ -26,7 +26,6 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         f"shared/cache_{dims['cache']}", "shared/batch", "shared/batch_contiguous", *score_files(dims),
     )  # fmt: skip
     constants = {**single_pass_constants(dims, caps), "ONE_ROW": True, "INTERLEAVED": dims["interleaved"]}
-    constants["VALUE_NORMS"] = dims["value_norms"]
     params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": 0xFFFF_FFFF, "skipped": 0}
     params |= {name: dims[name] // 4 for name in ("rotary", "q_first", "k_first", "v_first")}
     dispatch = Dispatch(

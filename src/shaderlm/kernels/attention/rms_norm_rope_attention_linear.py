@@ -50,7 +50,6 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
         "SPLITS": _splits(dims, caps),
         "JOINED": 2 if caps.subgroup_size >= 2 * lanes_per_key else 1,
         "INTERLEAVED": dims["interleaved"],
-        "VALUE_NORMS": dims["value_norms"],
         **score_constants({**dims, "window": window_of_one_row(dims)}),
     }
     params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"]}

@@ -1,11 +1,10 @@
 // out[t, h] = rotate(norm(q[t, h], q_norm));  k_cache[slot of row t, h] = rotate(norm(k[t, h], k_norm));
-// v_cache[slot of row t] = v[t], or norm(v[t, h], 1)        norm(x, w) = w · x / sqrt(mean(x²) + eps), over a head
+// v_cache[slot of row t] = v[t]        norm(x, w) = w · x / sqrt(mean(x²) + eps), over a head
 // As rope_kv_write otherwise: rotate and quads of heads are included; q, k and v may be columns of one matrix; a slot outside
 // the pool, which NONE is, takes nothing.
 // Grid: one workgroup per head of q, k and v, folded. Needs D % 4 == 0, and rotary % 8 == 0 (interleaved: % 4).
 
 const WG: u32 = 64u;
-const VALUE_NORMS: bool = false;
 
 struct Params {
     heads: u32,     // query heads
@@ -71,16 +70,8 @@ fn main(
     if (head >= params.heads + params.kv_heads) {
         let h = head - params.heads - params.kv_heads;
         let first = token * params.v_stride + params.v_first + h * params.quads;
-        var factor = 1.0;
-        if (VALUE_NORMS) {
-            var squares = 0.0;
-            for (var i = lane; i < params.quads; i = i + WG) {
-                squares = squares + dot(v[first + i], v[first + i]);
-            }
-            factor = inverseSqrt(workgroup_sum(squares, lane) / f32(4u * params.quads) + params.eps);
-        }
         for (var i = lane; there && i < params.quads; i = i + WG) {
-            v_cache[(record.slot * params.kv_heads + h) * params.quads + i] = cache_pack(factor * v[first + i]);
+            v_cache[(record.slot * params.kv_heads + h) * params.quads + i] = cache_pack(v[first + i]);
         }
         return;
     }

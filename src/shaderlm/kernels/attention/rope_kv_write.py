@@ -51,8 +51,7 @@ def _norm_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     kernel = Kernel("attention/rms_norm_rope_kv_write", (*_includes(dims), "attention/head_quads", sums), needs)
     params = {**_params(dims), "eps": float(dims["eps"])}
     buffers = _buffers(dims) | dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
-    constants = {**_constants(dims), "VALUE_NORMS": dims["value_norms"]}
-    return LaunchList((Dispatch(kernel, _heads(dims), params, constants),), buffers)
+    return LaunchList((Dispatch(kernel, _heads(dims), params, _constants(dims)),), buffers)
 
 
 def _queries_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
