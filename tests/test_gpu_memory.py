@@ -66,7 +66,8 @@ def test_results_are_those_of_their_own_submission(own: Device) -> None:
     for first in (1.0, 5.0):
         pending = [own.submit([bound], (out, 64 if i % 2 else 16)) for i in range(4)]
         assert {i: number(pending[i]) for i in (0, 2, 1, 3)} == {i: first + i for i in range(4)}
-    assert {size: len(free) for size, free in own._queue.ring._free.items()} == {16: 2, 64: 2}
+    free = own._queue.ring._free  # what opening a device asks has other sizes
+    assert {size: len(free[size]) for size in (16, 64)} == {16: 2, 64: 2}
 
 
 def test_what_nobody_waits_for_is_used_again(own: Device) -> None:
