@@ -170,10 +170,7 @@ class Files {
     return found.every(Boolean);
   }
 
-  /**
-   * Note the hashes of this folder's files, before the first of them is kept: what is kept by a visit that ends early is
-   * found again. What the folder had before stays listed until `forgetOld`.
-   */
+  /** Note the hashes of this folder's files first: what a visit that ends early keeps is found again. */
   async list(files) {
     if (!this.cache) return;
     this.index = this.key(`index/${encodeURIComponent(this.folder.href)}`);
@@ -983,10 +980,7 @@ class Runner {
     return tokens;
   }
 
-  /**
-   * The program for the next rows of a prompt, of which there are so many, and how many of them it takes. A row of an
-   * image takes one for several rows.
-   */
+  /** The program for the next rows of a prompt, and how many it takes. A row of an image takes one for several. */
   chunk(position, left, images) {
     const most = Math.min(left, this.maxRows);
     const rows = images ? images.whole(position, most) : most;
