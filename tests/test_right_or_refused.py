@@ -150,6 +150,8 @@ DEFAULTS: Mapping[str, Callable[[Keys], Any]] = {
     "embedding_length_per_layer_input": lambda keys: 0,
     "interleave_moe_layer_step": lambda keys: 1,
     "leading_dense_block_count": lambda keys: keys["leading_dense_block_count"],  # tensors say it
+    "expert_count": lambda keys: 0,
+    "expert_used_count": lambda keys: 0,
     "expert_weights_norm": lambda keys: True,
     "expert_gating_func": lambda keys: 2,
     "expert_shared_count": lambda keys: keys["expert_shared_feed_forward_length"] // keys["expert_feed_forward_length"],
