@@ -23,8 +23,8 @@ def add_while_rounding(graph: Graph, routes: Sequence[Routed], caps: DeviceCaps)
     for i in range(len(nodes) - 1):
         pair = _pair(graph, (nodes[i], nodes[i + 1]), (routed[i], routed[i + 1]), caps)
         if pair is not None:
-            nodes[i : i + 2], routed[i : i + 2], made = pair
-            tensors |= {tensor.name: tensor for tensor in made}
+            nodes[i : i + 2], routed[i : i + 2], between = pair
+            tensors |= {tensor.name: tensor for tensor in between}
     if len(tensors) == len(graph.tensors):
         return graph, routes
     return Graph(tensors, tuple(nodes), graph.outputs), routed
@@ -43,8 +43,8 @@ def _pair(
     if x in graph.outputs or [*second.inputs.values()].count(x) > 1 or second.dims["K"] != first.dims["N"]:
         return None
     split = int(merge.params["split"])
-    made = [Tensor(f"{x}.parts", (split, tokens, first.dims["N"])), Tensor(f"{x}.scale", (tokens,))]
-    between = dict(zip(("x_parts", "x_scale"), made, strict=True))
+    parts, scale = Tensor(f"{x}.parts", (split, tokens, first.dims["N"])), Tensor(f"{x}.scale", (tokens,))
+    between = {"x_parts": parts, "x_scale": scale}
     include = tuple(X_OF_PARTS if file == X_GIVEN else file for file in rounding.kernel.include)
     adding = replace(
         rounding,
@@ -63,11 +63,11 @@ def _pair(
     inputs |= {key: tensor.name for key, tensor in between.items()}
     inputs |= {"added": first.inputs["residual"]} if adds else {}
     changed = [
-        replace(first, outputs={"parts": made[0].name, "row_scale": made[1].name}),
+        replace(first, outputs={"parts": parts.name, "row_scale": scale.name}),
         replace(second, inputs=inputs, outputs={**second.outputs, "x": x}),
     ]
     others = [each._replace(launch_list=own, shares=shares(own)) for each, own in zip(routed, lists, strict=True)]
-    return changed, others, made
+    return changed, others, [parts, scale]
 
 
 def _leaves_parts(node: Node, launch_list: LaunchList) -> bool:

@@ -242,11 +242,7 @@ def _channels(d: Dims) -> int:
 
 def _third(name: str, number: int) -> Part:
     """Queries, keys or values, which are columns of one product."""
-
-    def columns(d: Dims) -> int:
-        return int(d["H"] * d["D"])
-
-    dims = _taken(lambda d: 3 * columns(d), lambda d: number * columns(d), columns)
+    dims = _taken(lambda d: 3 * _head_values(d), lambda d: number * _head_values(d), _head_values)
     return Part("slice", f"x -> out={name}", dims)
 
 
